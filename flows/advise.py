@@ -2,21 +2,19 @@
 
 import argparse
 import json
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, ConfigError
 from engine.planning.planner import PlanMethod
-from flows.command.run_flow import EXIT_FAILED
+from flows.command.run_flow import EXIT_FAILED, fail
 from flows.nights.night_file import load_night
+from flows.quality.text_page import make_table
 from flows.settings import find_attachments
 from tasks.database.connection import connect
 from tasks.layouts.advice import LayoutAdvice, advise_layouts, explain_failure
@@ -44,7 +42,7 @@ def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Wor
     plan = load_night(Path(options.workload))
     for wave in plan_waves(plan.steps):
         model, engine = plan.models[wave.model]
-        job = _make_job(plan.database, model, engine.to_config(), plan.planning.method, plan.attach)
+        job = _make_job(plan.database, model, engine.to_config(), plan.tables.planning.method, plan.attach)
         yield job, [plan.workloads[name] for name in wave.steps]
 
 
@@ -81,15 +79,8 @@ def show_advice(advice: LayoutAdvice, console: Console) -> None:
     console.rule(f"{' + '.join(advice.workloads)}: {advice.num_rows:,} rows", align="left", style="none")
     if advice.costs:
         written = advice.costs[0].num_computed_tokens
-        table = Table(
-            title=f"Prompt tokens to compute, of {advice.num_prompt_tokens:,}",
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-        )
-        table.add_column("layout")
-        table.add_column("parts")
-        table.add_column("computed", justify="right")
-        table.add_column("as written", justify="right")
+        title = f"Prompt tokens to compute, of {advice.num_prompt_tokens:,}"
+        table = make_table(title, ("layout", "parts"), ("computed", "as written"))
         for cost in advice.costs:
             parts = "; ".join(order or "(fixed)" for order in cost.orders)
             ratio = cost.num_computed_tokens / written - 1 if written else 0.0
@@ -115,11 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--database", type=Path, help="DuckDB file with the rows")
     parser.add_argument("--model", help="checkpoint folder, GGUF file or hub id, whose tokenizer is used")
     parser.add_argument(
-        "--attach",
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help="what the query may read as NAME",
+        "--attach", action="append", default=[], metavar="NAME=PATH", help="what the query may read as NAME"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(arguments)
@@ -133,8 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     raise
                 found.append(explain_failure([each.name for each in workloads], error))
     except BatchloomError as error:
-        print(f"advise: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_FAILED
+        return fail("advise", " ".join(str(error).split()), EXIT_FAILED)
     if options.json:
         print(json.dumps([asdict(advice) for advice in found], indent=1))
     else:

@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from engine.errors import BatchloomError, ModelError
+from flows.command.commands import COMMANDS
 from flows.command.prefect_server import temporary_server
-from flows.command.run_flow import EXIT_FAILED, run_flow
+from flows.command.run_flow import EXIT_FAILED, fail, run_flow
 from flows.nightly import nightly
 from flows.quality.evaluate import evaluate
 from sql import statement
@@ -119,39 +120,23 @@ def show(connection: duckdb.DuckDBPyConnection, console: Console) -> None:
     best = connection.execute(statement("demo/best_documents"), {"num_searches": 3, "num_documents": 3}).fetchall()
     facts = connection.execute(statement("demo/facts"), {"num_rows": 4}).fetchall()
     savings = connection.execute(statement("demo/savings")).fetchall()
+    best = [(text if rank == 1 else "", rank, title, f"{score:.3f}") for text, rank, title, score in best]
+    savings = [
+        (workload, f"{ok:,}", f"{prompt:,}", f"{saved:,}", f"{percent}%", f"{best_percent}%", seconds)
+        for workload, ok, prompt, saved, percent, best_percent, seconds in savings
+    ]
+    what = "What documents are, from latest_document_facts and latest_document_facets"
+    counts = ("workload", "answers", "prompt tokens", "not computed", "saved", "at best", "seconds")
     console.print()
     console.print(_table("A few answers, from latest_snippets", ("document", "question", "answer"), answers))
-    console.print(
-        _table(
-            "A few searches, from ranked_documents",
-            ("search", "rank", "document", "score"),
-            [(text if rank == 1 else "", rank, title, f"{score:.3f}") for text, rank, title, score in best],
-        )
-    )
-    console.print(
-        _table(
-            "What documents are, from latest_document_facts and latest_document_facets",
-            ("document", "kind", "has code", "difficulty", "summary"),
-            facts,
-        )
-    )
-    console.print(
-        _table(
-            "What sharing saved, from run_summary",
-            ("workload", "answers", "prompt tokens", "not computed", "saved", "at best", "seconds"),
-            [
-                (workload, f"{ok:,}", f"{prompt:,}", f"{saved:,}", f"{percent}%", f"{best_percent}%", seconds)
-                for workload, ok, prompt, saved, percent, best_percent, seconds in savings
-            ],
-        )
-    )
+    console.print(_table("A few searches, from ranked_documents", ("search", "rank", "document", "score"), best))
+    console.print(_table(what, ("document", "kind", "has code", "difficulty", "summary"), facts))
+    console.print(_table("What sharing saved, from run_summary", counts, savings))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo with the options in `arguments` (the process's own if None); returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="batchloom demo", description="Run the nightly flow on a demo database and show its results."
-    )
+    parser = argparse.ArgumentParser(prog="batchloom demo", description=COMMANDS["demo"])
     parser.add_argument(
         "--database", type=Path, default=Path("demo.duckdb"), help="DuckDB file; built if it does not exist"
     )
@@ -162,8 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with temporary_server():  # one for all flows
             return demo(options.database, model, Console())
     except BatchloomError as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return fail("demo", str(error), EXIT_FAILED)
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:

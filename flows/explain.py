@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 from prefect import flow
 from pydantic import Field
 
-from engine.config import EngineConfig
 from engine.encoding.families import is_encoder
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
@@ -81,10 +80,11 @@ def explain(
     checkpoint = resolve_checkpoint(model)
     if is_encoder(checkpoint):
         raise ModelError(f"model {model!r} is an encoder, whose nights have neither prefixes nor KV to explain")
-    team = choose_team(device, workers, engine.to_config())
+    if device.lower() in ("auto", "cpu", "cuda"):
+        team = lay_out_workers(workers, replace(engine.to_config(), device=device.lower()))
+    else:
+        team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=engine.to_config())
     job = ExplainJob(
-        database=str(database),
-        model=model,
         checkpoint=str(checkpoint),
         engine=team.engine,
         hardware=choose_hardware(device, checkpoint, team.engine, team.num_on_host),
@@ -97,21 +97,6 @@ def explain(
     for forecast in forecasts:
         publish_forecast(forecast)
     return forecasts
-
-
-def choose_team(device: str, workers: int | Literal["auto"], engine: EngineConfig) -> EngineTeam:
-    """The engines of a night with `workers`: on this host, or each on a device of the named kind.
-
-    Args:
-        device: "auto", "cpu" or "cuda": this host's; else the name of a device in the table.
-        workers: number of engines; "auto": one for each GPU of this host, or one.
-        engine: settings for all engines together, as the user gave them.
-    Raises:
-        ConfigError: more workers than GPUs.
-    """
-    if device.lower() not in ("auto", "cpu", "cuda"):
-        return EngineTeam(num_engines=1 if workers == "auto" else workers, engine=engine)
-    return lay_out_workers(workers, replace(engine, device=device.lower()))
 
 
 def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> Forecast:
@@ -128,7 +113,7 @@ def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> For
         found, plan = read_and_plan(source, workload, run)
         if plan is not None:
             LOGGER.info("%s: simulating", workload.name)
-        return explain_plan(workload, found, plan, job, dict(run.record.seconds))
+        return explain_plan(workload, found, plan, job, run)
 
 
 if __name__ == "__main__":

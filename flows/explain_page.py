@@ -4,12 +4,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.quality.text_page import TextPage, publish_page, show_duration, show_size
+from flows.quality.text_page import TextPage, make_table, publish_page, show_duration, show_size
 from tasks.forecast.forecast import Forecast, Prediction, Quantiles
 
 ARTIFACT_COLUMNS = 120
@@ -76,6 +75,10 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
     shares = ", ".join(
         f"{name} {seconds / run.seconds:.0%}" for name, seconds in run.seconds_by_resource.items() if seconds
     )
+    in_layers = [
+        f"{num_bytes:,} bytes in layers that see {f'the last {window:,} tokens' if window else 'all'}"
+        for window, num_bytes in sorted(kv.bytes_per_token.items())
+    ]
     num_engines = prediction.num_engines
     side_by_side = (
         f" on {num_engines} engines side by side ({show_duration(run.seconds)} of all)" if num_engines > 1 else ""
@@ -101,7 +104,7 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
             f"at most {show_size(kv.peak_bytes)} of {show_size(kv.budget_bytes)}"
             + (" on each" if num_engines > 1 else ""),
         ),
-        ("KV of a token", _kv_of_a_token(kv.bytes_per_token)),
+        ("KV of a token", ", ".join(in_layers)),
         ("weights", show_size(prediction.weight_bytes)),
         ("preemptions", f"{run.num_preempted_requests:,}"),
     ]
@@ -110,15 +113,10 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
     return facts
 
 
-def _kv_of_a_token(bytes_per_token: dict[int, int]) -> str:
-    return ", ".join(
-        f"{num_bytes:,} bytes in layers that see {f'the last {window:,} tokens' if window else 'all'}"
-        for window, num_bytes in sorted(bytes_per_token.items())
-    )
-
-
 def _policies(forecast: Forecast) -> Table:
-    table = _table("Prompt tokens that each way of sharing saves", "sharing", "computed", "saved", "of the best")
+    table = make_table(
+        "Prompt tokens that each way of sharing saves", ["sharing"], ("computed", "saved", "of the best")
+    )
     best = forecast.best_saving_ratio
     for policy in forecast.policies:
         reached = f"{policy.token_saving_ratio / best:.1%}" if best else "-"
@@ -130,7 +128,7 @@ def _policies(forecast: Forecast) -> Table:
 
 
 def _orders(forecast: Forecast) -> Table:
-    table = _table("Orders of the template's fields, by text that whole fields share", "order", "saved", "")
+    table = make_table("Orders of the template's fields, by text that whole fields share", ["order"], ("saved", ""))
     for order in forecast.field_orders:
         mark = "as it is" if order.is_current else ""
         table.add_row(escape(", ".join(order.fields)), f"{order.saving_ratio:.1%}", mark)
@@ -138,7 +136,7 @@ def _orders(forecast: Forecast) -> Table:
 
 
 def _what_ifs(prediction: Prediction) -> Table:
-    table = _table("Settings tried on some partitions", "option", "time", "partitions")
+    table = make_table("Settings tried on some partitions", ["option"], ("time", "partitions"))
     for what_if in prediction.what_ifs:
         table.add_row(what_if.option, f"{what_if.time_ratio - 1:+.1%}", f"{what_if.num_partitions}")
     return table
@@ -148,14 +146,6 @@ def _facts(facts: Sequence[tuple[str, str]]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in facts:
         table.add_row(name, escape(value))
-    return table
-
-
-def _table(title: str, first: str, *others: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column(first)
-    for column in others:
-        table.add_column(column, justify="right")
     return table
 
 

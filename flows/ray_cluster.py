@@ -89,8 +89,6 @@ class RayCluster:
 def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
     """Be a driver of a Ray cluster for the length of the block; its workers keep their models as long.
 
-    Args:
-        address: of the cluster's head, ``host:port``, or "auto" for one that this host is part of.
     Raises:
         ConfigError: prefect-ray is not installed, or no cluster answers.
     """

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import BatchloomError
-from flows.command.run_flow import EXIT_FAILED
+from flows.command.commands import COMMANDS
+from flows.command.run_flow import EXIT_FAILED, fail
 from tasks.report import report, write_report
 from tasks.storage.artifact import ArtifactRef
 
@@ -33,9 +34,7 @@ def report_run(database: str | Path, run_id: str, plan: ArtifactRef | None) -> N
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report with the options in `arguments` (the process's own if None); returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="batchloom report", description="Write the report of a run: one HTML file that needs no other file."
-    )
+    parser = argparse.ArgumentParser(prog="batchloom report", description=COMMANDS["report"])
     parser.add_argument("--database", type=Path, required=True, help="DuckDB file")
     parser.add_argument("--run", metavar="RUN_ID", help="run_id in the table runs (default: the newest run)")
     parser.add_argument(
@@ -54,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.database, options.run, options.out, lock_timeout_seconds=options.lock_timeout_seconds
         )
     except BatchloomError as error:
-        print(f"report: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_FAILED
+        return fail("report", " ".join(str(error).split()), EXIT_FAILED)
     print(path)
     return 0
 

@@ -1,8 +1,5 @@
 """Explains a workload before its model is loaded: its rows, what sharing saves, and how long it would take."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,14 +13,15 @@ from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_tree import build_prefix_tree
 from engine.simulation.simulation import SimulationSummary, find_oversized
 from tasks.forecast.advice import advise, advise_keeping, try_settings
-from tasks.forecast.field_orders import order_fields
 from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolicy, measure_shape
 from tasks.forecast.hardware import Hardware
 from tasks.forecast.kept_prefixes import forecast_kept
 from tasks.forecast.prediction import predict
+from tasks.layouts.field_orders import order_fields
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import AnswerLength, ReadResult, read_answer_length
+from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, read_plan_summary
 from tasks.storage.plan_samples import read_all_rows
@@ -35,8 +33,6 @@ class ExplainJob:
     """What all workloads have in common.
 
     Attributes:
-        database: path of the DuckDB file; earlier answers in it give the expected length.
-        model: as the user named it.
         checkpoint: the model's folder; config.json and the tokenizer are read.
         engine: settings of each engine.
         hardware: the device whose times are predicted.
@@ -44,8 +40,6 @@ class ExplainJob:
         method: how prompts are grouped.
     """
 
-    database: str
-    model: str
     checkpoint: str
     engine: EngineConfig
     hardware: Hardware
@@ -54,51 +48,58 @@ class ExplainJob:
 
 
 @task(name="explain", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def explain(
-    workload: Workload,
-    found: ReadResult,
-    plan: ArtifactRef | None,
-    job: ExplainJob,
-    seconds: dict[str, float],
-) -> Forecast:
+def explain(workload: Workload, found: ReadResult, plan: ArtifactRef | None, job: ExplainJob, run: Run) -> Forecast:
     """The forecast of one workload.
 
     Args:
         plan: of the rows found; None if there are none.
-        seconds: that the earlier stages took.
+        run: the seconds of the earlier stages are in its record; gets those of this one.
     Raises:
         ArtifactError: a file is not what its reference says.
         CapacityError, ConfigError: the device cannot hold the model, or has no rate for its number format.
     """
     if plan is None:
         return Forecast(
-            workload=workload.name, mode=workload.kind.mode, model=job.model, num_already_done=found.num_already_done
+            workload=workload.name,
+            mode=workload.kind.mode,
+            model=run.record.model,
+            num_already_done=found.num_already_done,
         )
-    seconds = dict(seconds)
-    with _timed("share", seconds):
+    with run.measure("share"):
         rows, summary = read_all_rows(plan), read_plan_summary(plan)
         tree = build_prefix_tree(rows.prompts)
-        policies = _compare_policies(rows, int(tree.leaf_lens.sum()), job)
+        counts = _count_tokens(rows, int(tree.leaf_lens.sum()), job)
         shape = measure_shape(tree, rows.groups())
-    with _timed("order fields", seconds):
+    with run.measure("order fields"):
         row_ids = np.unique(rows.row_id // len(workload.kind.suffixes))
         orders = order_fields(found.requests, row_ids, workload.prompt)
     prediction = kept = None
     if rows.num_rows:
-        with _timed("simulate", seconds):
-            answer = read_answer_length(job.database, workload)
+        with run.measure("simulate"):
+            answer = read_answer_length(run.database, workload)
             codec = TextCodec.load(Path(job.checkpoint)) if workload.kind.has_labels else None
             form = RequestForm.of(workload, codec, answer.expected_output_tokens)
             prediction = _simulate(rows, summary, form, answer, job)
-        with _timed("simulate a cache", seconds):
-            cache = _as_cached(rows, form, policies[0], answer, job)
-        kept = forecast_kept(rows, job.engine, job.hardware, job.database)
-        policies = (policies[0], cache, *policies[1:], _as_scheduled(policies[0], prediction, summary.num_partitions))
-    best = 1.0 - tree.num_trie_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
+        with run.measure("simulate a cache"):
+            cached = _count_cached(rows, form, answer, job)
+        kept = forecast_kept(rows, job.engine, job.hardware, run.database)
+        where = "one partition" if summary.num_partitions == 1 else f"{summary.num_partitions:,} partitions"
+        as_run = f"as run, in {where}" + (", without rows that do not fit" if prediction.num_oversized_rows else "")
+        counts = {"none": counts.pop("none"), "LRU cache of blocks, table order": cached, **counts}
+        counts[as_run] = prediction.run.num_prompt_tokens  # partitions share nothing; preempted work is repeated
+
+    def find_ratio(num_tokens: int) -> float:
+        return 1.0 - num_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
+
+    best = find_ratio(tree.num_trie_tokens)
+    policies = tuple(
+        SharingPolicy(name=name, num_processed_tokens=count, token_saving_ratio=find_ratio(count))
+        for name, count in counts.items()
+    )
     return Forecast(
         workload=workload.name,
         mode=workload.kind.mode,
-        model=job.model,
+        model=run.record.model,
         num_rows=found.num_selected,
         num_already_done=found.num_already_done,
         num_error_rows=found.num_selected - len(row_ids),
@@ -112,24 +113,22 @@ def explain(
         prediction=prediction,
         kept_prefixes=kept,
         advice=(*advise(policies, best, orders, prediction), *advise_keeping(kept)),
-        seconds=seconds,
+        seconds=dict(run.record.seconds),
     )
 
 
-def _compare_policies(rows: Plan, num_distinct_tokens: int, job: ExplainJob) -> tuple[SharingPolicy, ...]:
+def _count_tokens(rows: Plan, num_distinct_tokens: int, job: ExplainJob) -> dict[str, int]:
     """Token counts of ways to share prefixes over all rows, from no sharing to the plan's, before partitions cut it."""
-    num_logical = int(rows.num_prompt_tokens.sum())
     methods: tuple[PlanMethod, ...] = ("paper", "exact")
     processed = {method: plan_prompts(rows.prompts, method=method)[1].num_processed_tokens for method in methods}
     _, on_paths = plan_prompts(rows.prompts, method=job.method, block_size=job.engine.block_size)
-    counts = {
-        "none": num_logical,
+    return {
+        "none": int(rows.num_prompt_tokens.sum()),
         "identical prompts once": num_distinct_tokens,
         "one level, paper": processed["paper"],
         "one level, exact": processed["exact"],
         f"{job.method}, with shared runs on paths": on_paths.num_processed_tokens,
     }
-    return tuple(_policy(name, count, num_logical) for name, count in counts.items())
 
 
 def _simulate(rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLength, job: ExplainJob) -> Prediction:
@@ -166,32 +165,9 @@ def _simulate(rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLe
     )
 
 
-def _as_cached(
-    rows: Plan, form: RequestForm, none: SharingPolicy, answer: AnswerLength, job: ExplainJob
-) -> SharingPolicy:
-    """What an LRU cache of blocks shares if rows run in table order, with the same KV memory."""
+def _count_cached(rows: Plan, form: RequestForm, answer: AnswerLength, job: ExplainJob) -> int:
+    """Tokens that are computed with an LRU cache of blocks if rows run in table order, with the same KV memory."""
     config = replace(job.engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0)
     kv_bytes = job.hardware.kv_bytes(job.engine)
     run = job.hardware.simulate(form.ask(rows), rows.groups(), config, kv_bytes, answer.num_tokens)
-    return _policy("LRU cache of blocks, table order", run.num_prompt_tokens, none.num_processed_tokens)
-
-
-def _as_scheduled(none: SharingPolicy, prediction: Prediction, num_partitions: int) -> SharingPolicy:
-    """What the simulated run computes: partitions share nothing with each other, and preempted work is repeated."""
-    name = "as run, in one partition" if num_partitions == 1 else f"as run, in {num_partitions:,} partitions"
-    if prediction.num_oversized_rows:
-        name += ", without rows that do not fit"
-    return _policy(name, prediction.run.num_prompt_tokens, none.num_processed_tokens)
-
-
-def _policy(name: str, num_processed: int, num_logical: int) -> SharingPolicy:
-    ratio = 1.0 - num_processed / num_logical if num_logical else 0.0
-    return SharingPolicy(name=name, num_processed_tokens=num_processed, token_saving_ratio=ratio)
-
-
-@contextmanager
-def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Note how long the block takes."""
-    started = time.perf_counter()
-    yield
-    seconds[stage] = time.perf_counter() - started
+    return run.num_prompt_tokens

@@ -7,7 +7,6 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -16,6 +15,9 @@ from sql import statement
 from tasks.read import BATCH_ROWS
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.workloads.workload import Workload
+
+SEED = 0
+"""Decides which rows are chosen."""
 
 HIDDEN_COLUMNS = (
     *("row_id", "token_ids", "label_logprobs", "finish_reason", "error", "compute_ms", "prefix_group"),
@@ -64,7 +66,6 @@ def choose_rows(
     plan: ArtifactRef,
     folder: str,
     num_rows: int,
-    seed: int,
     workload: Workload,
 ) -> Sample:
     """Write ``requests.parquet`` with `num_rows` rows (all if there are fewer) to a folder.
@@ -72,7 +73,6 @@ def choose_rows(
     Args:
         requests, tokens, plan: of all rows.
         folder: of the run that answers the sample.
-        seed: decides which rows are chosen.
         workload: whose rows they are.
     Raises:
         ArtifactError: an artifact is not what its reference says, or the folder cannot be written.
@@ -84,19 +84,17 @@ def choose_rows(
     with duckdb.connect() as connection:
         chosen = connection.execute(
             statement("sample/choose_rows"),
-            {**files, "num_rows": num_rows, "seed": seed, "num_questions": num_questions},
+            {**files, "num_rows": num_rows, "seed": SEED, "num_questions": num_questions},
         ).fetchall()
         parameters = {"requests": requests.path, "row_ids": [row_id for row_id, _, _ in chosen]}
         num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
         rows = connection.sql(statement("sample/take_requests"), params=parameters).to_arrow_reader(BATCH_ROWS)
         with open_parquet(requests) as file:
             schema = file.schema_arrow
-        sampled = write_parquet(Path(folder) / "requests.parquet", schema, (_cast(batch, schema) for batch in rows))
-    return Sample(
-        requests=sampled,
-        share_degrees=[degree for _, degree, _ in chosen],
-        num_all=num_all,
-    )
+        sampled = write_parquet(
+            Path(folder) / "requests.parquet", schema, (batch.select(schema.names).cast(schema) for batch in rows)
+        )
+    return Sample(requests=sampled, share_degrees=[degree for _, degree, _ in chosen], num_all=num_all)
 
 
 def read_sample(sample: Sample, workload: Workload, parts: Sequence[ArtifactRef]) -> list[SampledRow]:
@@ -135,7 +133,3 @@ def _join(row: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     sums = {name: row[name] + other[name] for name in ("num_prompt_tokens", "num_output_tokens")}
     error = "; ".join(filter(None, (row["error"], other["error"]))) or None
     return row | {name: value for name, value in other.items() if value is not None} | sums | {"error": error}
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    return pa.record_batch([batch.column(field.name).cast(field.type) for field in schema], schema=schema)

@@ -15,9 +15,9 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError, WorkloadError
 from tasks.prompts.prompt import SUFFIX, Encode, PromptEncoder, RequestForm, workload_format
-from tasks.prompts.row_formats import ROW_LAYOUT, RowEncoder
+from tasks.prompts.row_formats import ROW_LAYOUT, encode_by_layout
 from tasks.prompts.text_codec import TextCodec
-from tasks.prompts.text_limit import TextLimit
+from tasks.prompts.text_limit import limit_prompts
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.plan_file import list_tokens
 from tasks.storage.schemas import TOKENS_SCHEMA
@@ -68,10 +68,10 @@ def write_tokens(
     num_answer_tokens, columns = RequestForm.of(workload, codec, None).num_answer_tokens, list(prompt.fields)
     encode: Encode = PromptEncoder(workload_format(prompt, workload.kind.thinking, codec), codec).encode
     if workload.row_layouts is not None:
-        columns, encode = [*columns, ROW_LAYOUT], RowEncoder(workload, codec).encode
+        columns, encode = [*columns, ROW_LAYOUT], encode_by_layout(workload, codec)
     if workload.kind.is_pooled:
-        limit = TextLimit.find(workload.kind, codec, Path(checkpoint), max_model_len)
-        max_model_len, num_answer_tokens, encode = limit.max_tokens, 0, limit.apply(encode)
+        num_answer_tokens = 0
+        max_model_len, encode = limit_prompts(encode, workload.kind, codec, Path(checkpoint), max_model_len)
     suffixes = [codec.trust(suffix) for suffix in workload.kind.suffixes]
     with open_parquet(requests) as file:
         batches = tokenize_requests(file, columns, encode, max_model_len, num_answer_tokens, suffixes)

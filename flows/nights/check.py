@@ -30,7 +30,7 @@ def find_problems(plan: NightPlan) -> list[str]:
     for name, (model, settings) in plan.models.items():
         answered = {step.name: plan.workloads[step.name] for step in plan.steps if step.model == name}
         try:
-            found, bound = check_model(model, settings.to_config(), answered, plan.machines)
+            found, bound = check_model(model, settings.to_config(), answered, plan.tables.machines)
             problems += found
             workloads |= bound
         except (BatchloomError, OSError) as error:

@@ -13,7 +13,6 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from tasks.forecast.load_time import forecast_load
 from tasks.nights.pace import Pace
-from tasks.runs.infer_job import StopRequest
 
 if TYPE_CHECKING:
     from flows.workload_run import Night
@@ -59,24 +58,24 @@ def submit_in_time(
         num_engines: number of partitions that run at a time.
         pace: notes when partitions begin and end; None if nothing was forecast.
     """
-    free = threading.Semaphore(num_engines)
+    free, stop = threading.Semaphore(num_engines), given["job"].stop
+
+    def end(partition: int, _: Any) -> None:
+        """Note the time of a partition that was not stopped half-way, and free its engine."""
+        try:
+            if pace is not None and not stop.is_made:
+                pace.end(partition, time.time())
+        finally:
+            free.release()
+
     futures: Futures = PrefectFutureList()  # type: ignore[abstract]
     for partition in dispatch_order:
         free.acquire()
-        if given["job"].stop.is_made:
+        if stop.is_made:
             break
         if pace is not None:
             pace.begin(partition, time.time())
         future = threads.submit(task, {"partition": partition, **given})
-        future.add_done_callback(partial(_end, partition, given["job"].stop, pace, free))
+        future.add_done_callback(partial(end, partition))
         futures.append(future)
     return futures
-
-
-def _end(partition: int, stop: StopRequest, pace: Pace | None, free: threading.Semaphore, _: Any) -> None:
-    """Note the time of a partition that was not stopped half-way, and free its engine."""
-    try:
-        if pace is not None and not stop.is_made:
-            pace.end(partition, time.time())
-    finally:
-        free.release()

@@ -66,7 +66,7 @@ def night(
     """
     begun = datetime.now().astimezone()
     plan = load_night(file)
-    limits = (until, budget) if until or budget else (plan.until, plan.budget)
+    limits = (until, budget) if until or budget else (plan.tables.until, plan.tables.budget)
     deadline = find_deadline(*limits, begun)
     with connect(plan.database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path fails here, before a folder is made next to it
@@ -114,7 +114,7 @@ class NightRun:
         self._plan = plan
         self._deadline = deadline
         self._sources = {
-            name: Source.find(plan.database, model, settings.to_config(), plan.planning, full, plan.attach)
+            name: Source.find(plan.database, model, settings.to_config(), plan.tables.planning, full, plan.attach)
             for name, (model, settings) in plan.models.items()
         }
         self._nights: dict[str, Night] = {}
@@ -226,9 +226,9 @@ class NightRun:
             self._nights[model] = Night(
                 source=replace(self._sources[model], is_cheapest_first=self._deadline is not None),
                 engine=plan.models[model][1].to_config(plan.database),
-                failures=plan.failures,
-                machines=plan.machines,
-                workers=Workers(plan.machines, is_isolated, make_room=self.close),
+                failures=plan.tables.failures,
+                machines=plan.tables.machines,
+                workers=Workers(plan.tables.machines, is_isolated, make_room=self.close),
                 deadline=self._deadline,
                 keeps_base=len({plan.workloads[name].adapter for name in names}) > 1,
             )

@@ -84,26 +84,22 @@ class NightPlan:
     """A night file with its workloads loaded and its paths absolute.
 
     Attributes:
+        tables: as written, for all other settings.
         models: name to checkpoint (folder, file or hub id) and engine settings.
         steps: the graph, in the order of the file.
         workloads: by name of the step.
         cascades: by name of the step, if it belongs to a cascade.
         attach: name to absolute path of a folder or file that queries may read.
-        until, budget: see `tasks.nights.deadline.find_deadline`.
     """
 
+    tables: NightTables
     database: Path
     models: Mapping[str, tuple[str, EngineSettings]]
     steps: tuple[Step, ...]
     workloads: Mapping[str, Workload]
     cascades: Mapping[str, CascadeStep]
     attach: Mapping[str, str]
-    until: str
-    budget: str
     publish: Path | None
-    planning: PlanSettings
-    failures: FailurePolicy
-    machines: WorkerSettings
 
 
 def load_night(path: Path) -> NightPlan:
@@ -142,6 +138,7 @@ def load_night(path: Path) -> NightPlan:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return NightPlan(
+        tables=tables,
         database=folder / tables.database,
         models={
             name: (str(folder / table.path) if (folder / table.path).exists() else table.path, table.engine)
@@ -151,12 +148,7 @@ def load_night(path: Path) -> NightPlan:
         workloads=by_name,
         cascades=cascade_steps,
         attach=attach,
-        until=tables.until,
-        budget=tables.budget,
         publish=folder / tables.publish if tables.publish is not None else None,
-        planning=tables.planning,
-        failures=tables.failures,
-        machines=tables.machines,
     )
 
 
@@ -193,11 +185,7 @@ def _choose_model(tables: NightTables, workload: str, table: WorkloadTable) -> s
 
 def _list_cascades(tables: NightTables, steps: tuple[Step, ...]) -> dict[str, Cascade]:
     """By name of the workload; raises `ConfigError` if a cascade's second model is not in the file."""
-    found = {
-        step.name: table.cascade
-        for step, table in zip(steps, tables.workload, strict=True)
-        if table.cascade is not None
-    }
+    found = {step.name: table.cascade for step, table in zip(steps, tables.workload, strict=True) if table.cascade}
     for name, cascade in found.items():
         if cascade.to not in tables.models:
             known = ", ".join(tables.models)

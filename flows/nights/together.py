@@ -16,7 +16,7 @@ from flows.workload_run import (
     tokenize_rows,
     write_rows,
 )
-from tasks.nights.joint_tokens import count_shared, join_tokens, name_shared
+from tasks.nights.joint_tokens import count_shared, join_tokens
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length
 from tasks.recover import stop_run
@@ -34,14 +34,11 @@ WorkloadRun = tuple[Workload, Run]
 
 
 def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
-    """Answer workloads from one plan, so that a prefix that they share is computed once.
+    """Answer workloads, of which none reads another's answers, from one plan: a shared prefix is computed once.
 
     Each workload has its own run: table, content keys, counts, report. Steps, seconds of planning and inference, the
     plan's saving and the forecast are those of the whole batch. A deadline may leave rows of any workload.
 
-    Args:
-        night: the source of rows and the engines.
-        workloads: none may read another's answers.
     Returns:
         by workload its summary, or the error if too many of its rows failed.
     Raises:
@@ -100,7 +97,7 @@ def _plan_together(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[A
     for number, (_, run) in enumerate(runs):
         run.note(
             {"plan": plan},
-            shared_with=name_shared(names, shared, number),
+            shared_with={name: shared[number][other] for other, name in enumerate(names) if other != number},
             token_saving_ratio=sharing.token_saving_ratio,
             best_token_saving_ratio=sharing.best_token_saving_ratio,
         )

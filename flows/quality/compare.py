@@ -14,13 +14,13 @@ from pydantic import Field
 
 from flows.command.run_flow import prepare_console, run_flow
 from flows.prediction import read_and_plan
-from flows.quality.comparison_page import publish_comparison, render_comparison
+from flows.quality.comparison_page import render_comparison
+from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
-from flows.workload_run import Night, Source, infer_rows
+from flows.workload_run import Night, Source, begin_run, infer_rows
 from tasks.answers.pair import PairedAnswers
-from tasks.comparison.comparison import PromptDiff, count_computed
-from tasks.comparison.difference import check_gold, compare_with_gold, measure_agreement
+from tasks.comparison.difference import PromptDiff, check_gold, compare_with_gold, measure_agreement
 from tasks.comparison.paired_rows import pair_prompts, pair_workloads, read_pairs
 from tasks.database.connection import connect
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
@@ -28,16 +28,15 @@ from tasks.layouts.kept import use_kept
 from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy
-from tasks.runs.run import Run, hold_database, protect_result_storage
+from tasks.runs.run import hold_database, protect_result_storage
 from tasks.sample import choose_rows
-from tasks.storage.artifact import ArtifactRef, prune_cache
+from tasks.storage.artifact import prune_cache
+from tasks.storage.plan_file import read_plan_summary
 from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
 
 prepare_console()
-
-SEED = 0
 
 
 @flow(name="compare", flow_run_name="compare-{database.stem}", retries=0, persist_result=False)
@@ -90,7 +89,8 @@ def compare(
         finally:
             workers.close()
     LOGGER.info("%s", render_comparison(found))
-    publish_comparison(found)
+    description = f"{first.name} against {second.name}: {len(found.changed):,} of {len(found.rows):,} changed"
+    publish_page("comparison", second.name, render_comparison(found, ARTIFACT_COLUMNS), description)
     return found
 
 
@@ -110,21 +110,21 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         check_gold(source.database, gold, (first, second))
     with tempfile.TemporaryDirectory(prefix="batchloom-compare-") as name:
         folder = Path(name)
-        whole = _begin(source, second, folder)
+        whole = begin_run(night, second, folder)
         found, plan = read_and_plan(source, second, whole)
         if plan is None:
             return PromptDiff(names=(first.name, second.name))
-        run = _begin(source, both, folder)
-        asked = _begin(source, first, folder)
+        run, asked = begin_run(night, both, folder), begin_run(night, first, folder)
         requests = read(
             str(source.database), first, source.model_digest, asked.folder, full=True, attach=dict(source.attach)
         ).requests
-        chosen = choose_rows(
-            found.requests, whole.artifacts["tokens"], plan, run.folder, num_rows, SEED, second
-        ).requests
+        chosen = choose_rows(found.requests, whole.artifacts["tokens"], plan, run.folder, num_rows, second).requests
         limit = source.max_model_len
         tokens = pair_prompts((first, second), requests, chosen, Path(run.folder), source.checkpoint, limit)
-        plans = {side: _plan(night, both, of_side, folder / f"{side}.parquet") for side, of_side in tokens.items()}
+        planning = source.planning
+        how = (planning.method, planning.partition_tokens, both.kind.max_answer_tokens, source.block_size)
+        plans = {side: write_plan(of_side, folder / f"{side}.parquet", *how) for side, of_side in tokens.items()}
+        num_computed = {side: read_plan_summary(each).sharing.num_processed_tokens for side, each in plans.items()}
         infer_rows(night, both, run, plans["both"])
         rows = read_pairs(second, both.kind, chosen, tokens["both"], run.list_parts())
         differences = [] if gold is None else compare_with_gold(source.database, gold, (first, second), rows)
@@ -146,21 +146,10 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
             rows=tuple(rows),
             agreements=tuple(measure_agreement((first, second), rows)),
             differences=tuple(differences),
-            num_tokens_together=count_computed(plans["both"]),
-            num_tokens_apart=count_computed(plans["first"]) + count_computed(plans["second"]),
+            num_tokens_together=num_computed["both"],
+            num_tokens_apart=num_computed["first"] + num_computed["second"],
             forecast=state.result() if state.is_completed() else None,
         )
-
-
-def _begin(source: Source, workload: Workload, folder: Path) -> Run:
-    """A run whose folder is in `folder`, which is temporary."""
-    return Run.begin(source.database, workload, source.model, source.model_digest, {}, folder)
-
-
-def _plan(night: Night, workload: Workload, tokens: ArtifactRef, target: Path) -> ArtifactRef:
-    source, planning = night.source, night.source.planning
-    given = (planning.partition_tokens, workload.kind.max_answer_tokens, source.block_size)
-    return write_plan(tokens, target, planning.method, *given)
 
 
 if __name__ == "__main__":

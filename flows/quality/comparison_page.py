@@ -1,15 +1,14 @@
 """A comparison of two prompts as text for a terminal or for an artifact of its flow run."""
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from flows.quality.evaluation_page import show_interval
 from flows.quality.evaluation_page import show_value as show_metric
-from flows.quality.sample_page import ARTIFACT_COLUMNS, list_forecast, show_value
-from flows.quality.text_page import TextPage, publish_page
-from tasks.comparison.comparison import PromptDiff
+from flows.quality.sample_page import list_forecast, show_value
+from flows.quality.text_page import TextPage, make_table
+from tasks.comparison.difference import PromptDiff
 from tasks.comparison.paired_rows import PairedRow
+from tasks.report_page.quality import interval
 
 MOST_ROWS = 50
 """Changed rows that are shown."""
@@ -40,17 +39,8 @@ def render_comparison(found: PromptDiff, columns: int = 0) -> str:
     return page.text
 
 
-def publish_comparison(found: PromptDiff) -> None:
-    """Store the page as the artifact ``comparison-<second workload>`` of the calling flow run."""
-    first, second = found.names
-    description = f"{first} against {second}: {len(found.changed):,} of {len(found.rows):,} changed"
-    publish_page("comparison", second, render_comparison(found, ARTIFACT_COLUMNS), description)
-
-
 def _list_changes(found: PromptDiff, changed: list[PairedRow]) -> Table:
-    table = Table(title="Other answers", title_justify="left", box=box.SIMPLE_HEAD, show_lines=True)
-    for name in (*changed[0].key, *found.names):
-        table.add_column(escape(name), overflow="fold")
+    table = make_table("Other answers", (*changed[0].key, *found.names), show_lines=True)
     for row in changed:
         table.add_row(*map(show_value, row.key.values()), _show_answer(row, 0), _show_answer(row, 1))
     return table
@@ -67,25 +57,18 @@ def _show_answer(row: PairedRow, side: int) -> str:
 
 
 def _list_agreements(found: PromptDiff) -> Table:
-    table = Table(title="Where both agree", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("column", "label", "measure"):
-        table.add_column(name)
-    for name in ("value", "95% interval", "rows"):
-        table.add_column(name, justify="right")
+    table = make_table("Where both agree", ("column", "label", "measure"), ("value", "95% interval", "rows"))
     for each in found.agreements:
         names = (escape(each.column_name), escape(each.label or ""), each.metric)
-        table.add_row(*names, show_metric(each), show_interval(each), f"{each.num_rows:,}")
+        table.add_row(*names, show_metric(each), interval(each) or "-", f"{each.num_rows:,}")
     return table
 
 
 def _list_differences(found: PromptDiff) -> Table:
-    table = Table(title=escape(f"Against {found.gold}"), title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("column", "measure"):
-        table.add_column(name)
-    for name in (*found.names, "difference", "95% interval", "rows"):
-        table.add_column(escape(name), justify="right")
+    numbers = (*found.names, "difference", "95% interval", "rows")
+    table = make_table(escape(f"Against {found.gold}"), ("column", "measure"), numbers)
     for each in found.differences:
         values = (f"{each.first_value:.3f}", f"{each.second_value:.3f}", f"{each.difference:+.3f}")
-        interval = f"{each.low:+.3f} to {each.high:+.3f}"
-        table.add_row(escape(each.column_name), each.metric, *values, interval, f"{each.num_rows:,}")
+        ends = f"{each.low:+.3f} to {each.high:+.3f}"
+        table.add_row(escape(each.column_name), each.metric, *values, ends, f"{each.num_rows:,}")
     return table

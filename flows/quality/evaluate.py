@@ -13,12 +13,13 @@ from pydantic import Field
 
 from engine.errors import QualityError
 from flows.command.run_flow import prepare_console, run_flow
-from flows.quality.evaluation_page import publish_evaluation, render_evaluation
+from flows.quality.evaluation_page import render_evaluation
+from flows.quality.text_page import publish_page
 from flows.report import report_run
 from tasks.database.connection import connect
-from tasks.evaluate import evaluate as evaluate_workload
 from tasks.evaluation.evaluation import Evaluation
-from tasks.evaluation.threshold import Threshold, find_failures
+from tasks.evaluation.evaluation import evaluate as evaluate_workload
+from tasks.evaluation.threshold import Threshold
 from tasks.layouts.kept import use_kept
 from tasks.workloads.workload import load_workload
 
@@ -65,13 +66,14 @@ def evaluate(
         pass  # a wrong path fails here, before a folder is made next to it
     thresholds = [Threshold.parse(text, is_least=True) for text in min]
     thresholds += [Threshold.parse(text, is_least=False) for text in max]
-    evaluation = evaluate_workload(str(database), use_kept(database, load_workload(workload)), gold, run, against, k)
-    LOGGER.info("%s", render_evaluation(evaluation))
-    publish_evaluation(evaluation)
+    loaded = use_kept(database, load_workload(workload))
+    evaluation = evaluate_workload(database, loaded, gold, run_id=run, against=against, k=k)
+    page = render_evaluation(evaluation)
+    LOGGER.info("%s", page)
+    publish_page("evaluation", loaded.name, page, f"{loaded.name}: answers against {gold or against}")
     if evaluation.run_id is not None:
         report_run(database, evaluation.run_id, None)
-    failures = find_failures(thresholds, evaluation.metrics)
-    if failures:
+    if failures := [failure for each in thresholds for failure in each.find_failures(evaluation.metrics)]:
         raise QualityError("; ".join(failures))
     return evaluation
 

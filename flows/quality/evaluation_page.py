@@ -1,11 +1,10 @@
 """An evaluation as text for a terminal or for an artifact of its flow run."""
 
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
-from flows.quality.text_page import TextPage, publish_page
+from flows.quality.text_page import TextPage, make_table
 from tasks.evaluation.evaluation import GOLD, Evaluation, Metric
+from tasks.report_page.quality import interval
 
 COLUMNS = 100
 
@@ -22,15 +21,11 @@ def render_evaluation(evaluation: Evaluation) -> str:
         f"{evaluation.num_errors:,} failed (they count as wrong), {evaluation.num_unanswered:,} without an answer",
         highlight=False,
     )
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("column", "label", "metric"):
-        table.add_column(name, overflow="fold")
-    for name in ("value", "95% interval", "rows"):
-        table.add_column(name, justify="right")
+    table = make_table("", ("column", "label", "metric"), ("value", "95% interval", "rows"))
     for each in evaluation.metrics:
         metric = each.metric if each.reference == GOLD else f"{each.metric} of both runs"
-        value, interval = show_value(each), show_interval(each)
-        table.add_row(escape(each.column_name), escape(each.label or ""), metric, value, interval, f"{each.num_rows:,}")
+        value, shown = show_value(each), interval(each) or "-"
+        table.add_row(escape(each.column_name), escape(each.label or ""), metric, value, shown, f"{each.num_rows:,}")
     page.console.print(table)
     return page.text
 
@@ -38,14 +33,3 @@ def render_evaluation(evaluation: Evaluation) -> str:
 def show_value(each: Metric) -> str:
     """The value with three decimals, or four digits from 10 on."""
     return f"{each.value:.3f}" if abs(each.value) < 10 else f"{each.value:.4g}"
-
-
-def show_interval(each: Metric) -> str:
-    """``0.812 to 0.934``, or ``-`` if it is not known."""
-    return "-" if each.low is None or each.high is None else f"{each.low:.3f} to {each.high:.3f}"
-
-
-def publish_evaluation(evaluation: Evaluation) -> None:
-    """Store the page as the artifact ``evaluation-<workload>`` of the calling flow run."""
-    description = f"{evaluation.workload}: answers against {evaluation.gold or evaluation.against}"
-    publish_page("evaluation", evaluation.workload, render_evaluation(evaluation), description)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from flows.layouts import settle
 from flows.prediction import read_and_plan
-from flows.quality.sample_page import publish_sample, render_sample
+from flows.quality.sample_page import render_sample
+from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.workload_run import Night, begin_run, infer_rows, plan_rows, tokenize_rows, write_rows
 from tasks.forecast.sampled import AnsweredSample, forecast_whole
 from tasks.recover import stop_run
@@ -18,8 +19,6 @@ from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
-
-SEED = 0
 
 
 def answer_samples(night: Night, workloads: Sequence[Workload], num_rows: int, keep: bool) -> list[RunSummary]:
@@ -52,7 +51,7 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
         run = begin_run(night, workload, None if keep else Path(folder))
         try:
             all_tokens = whole.artifacts["tokens"]
-            sample = choose_rows(found.requests, all_tokens, plan, run.folder, num_rows, SEED, workload)
+            sample = choose_rows(found.requests, all_tokens, plan, run.folder, num_rows, workload)
             run.note({"requests": sample.requests}, num_already_done=found.num_already_done)
             tokens = tokenize_rows(source, workload, run, sample.requests)
             sample_plan = plan_rows(source, workload, run, tokens)
@@ -83,5 +82,7 @@ def _show(
     forecast = state.result() if state.is_completed() else None
     if forecast is None:
         LOGGER.warning("%s: no forecast: %s", workload.name, state.message)
-    LOGGER.info("%s", render_sample(workload.name, rows, sample.num_all, forecast))
-    publish_sample(workload.name, rows, sample.num_all, forecast)
+    shown = (workload.name, rows, sample.num_all, forecast)
+    LOGGER.info("%s", render_sample(*shown))
+    description = f"{workload.name}: {len(rows):,} of {sample.num_all:,} rows answered"
+    publish_page("sample", workload.name, render_sample(*shown, ARTIFACT_COLUMNS), description)

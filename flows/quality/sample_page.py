@@ -3,18 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from flows.quality.text_page import TextPage, publish_page, show_duration, show_size
+from flows.quality.text_page import TextPage, make_table, show_duration, show_size
 from tasks.forecast.sampled import Estimate, SampledForecast
 from tasks.sample import SampledRow
 
 MOST_CHARACTERS = 300
 """Characters after which a shown value is cut."""
-
-ARTIFACT_COLUMNS = 140
 
 
 def render_sample(
@@ -41,36 +38,23 @@ def render_sample(
     return page.text
 
 
-def publish_sample(workload: str, rows: Sequence[SampledRow], num_all: int, forecast: SampledForecast | None) -> None:
-    """Store the page as the artifact ``sample-<workload>`` of the calling flow run. See `render_sample`."""
-    text = render_sample(workload, rows, num_all, forecast, ARTIFACT_COLUMNS)
-    publish_page("sample", workload, text, f"{workload}: {len(rows):,} of {num_all:,} rows answered")
-
-
 def _list_answers(rows: Sequence[SampledRow]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
     keys = list(rows[0].key) if rows else []
     answers = list(dict.fromkeys(name for row in rows for name in row.answer))
     has_errors = any(row.error for row in rows)
-    for name in (*keys, *answers, *(["error"] if has_errors else [])):
-        table.add_column(escape(name), overflow="fold")
-    for name in ("shared by", "prompt tokens", "output tokens"):
-        table.add_column(name, justify="right")
+    texts = (*keys, *answers, *(["error"] if has_errors else []))
+    table = make_table("", texts, ("shared by", "prompt tokens", "output tokens"))
     for row in rows:
         values = [*row.key.values(), *(row.answer.get(name) for name in answers)]
-        texts = [show_value(value) for value in (*values, *([row.error] if has_errors else []))]
+        values += [row.error] if has_errors else []
         counts = (row.share_degree, row.num_prompt_tokens, row.num_output_tokens)
-        table.add_row(*texts, *(f"{count:,}" for count in counts))
+        table.add_row(*map(show_value, values), *map(_count, counts))
     return table
 
 
 def list_forecast(forecast: SampledForecast) -> Table:
     """The forecast for all rows, with 95% intervals."""
-    table = Table(title="All rows, with 95% intervals", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("", "forecast"):
-        table.add_column(name)
-    table.add_column("at least")
-    table.add_column("at most")
+    table = make_table("All rows, with 95% intervals", ("", "forecast", "at least", "at most"))
 
     def add(name: str, estimate: Estimate, as_text: Any) -> None:
         ends = ("-" if end is None else as_text(end) for end in (estimate.low, estimate.high))

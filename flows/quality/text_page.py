@@ -2,11 +2,17 @@
 
 import io
 import shutil
+from collections.abc import Iterable
 
 from prefect.artifacts import create_markdown_artifact
+from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from tasks.runs.run_summary import artifact_key
+
+ARTIFACT_COLUMNS = 140
 
 
 class TextPage:
@@ -25,6 +31,22 @@ class TextPage:
     def text(self) -> str:
         """The page without trailing spaces."""
         return "\n".join(line.rstrip() for line in self._file.getvalue().rstrip().splitlines())
+
+
+def make_table(title: str, texts: Iterable[str], numbers: Iterable[str] = (), *, show_lines: bool = False) -> Table:
+    """A table without rows; its columns of texts come first.
+
+    Args:
+        title: empty for none.
+        texts, numbers: names of the columns.
+        show_lines: between rows.
+    """
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_lines=show_lines)
+    for name in texts:
+        table.add_column(escape(name), overflow="fold")
+    for name in numbers:
+        table.add_column(escape(name), justify="right")
+    return table
 
 
 def publish_page(kind: str, workload: str, text: str, description: str) -> None:

@@ -5,12 +5,14 @@ every complete answer can be cast, and answers need no check.
 """
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import duckdb
+from pydantic import StrictInt
+from pydantic.dataclasses import dataclass
 
 from engine.grammar import DAY
+from tasks.answers.toml_value import CONFIG, must
 
 _TIMESTAMP = DAY + r"[ T]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]{1,6})?)?"
 _TEXTS = {"date": f'/"{DAY}"/', "timestamp": f'/"{_TIMESTAMP}"/', "boolean": '("true" | "false")'}
@@ -23,7 +25,10 @@ _BITS = {"tinyint": 8, "smallint": 16, "integer": 32, "bigint": 64, "hugeint": 1
 SUPPORTED = "VARCHAR, BOOLEAN, whole numbers, FLOAT, DOUBLE, DECIMAL, DATE, TIMESTAMP, ENUM, lists and STRUCT of these"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Count = Annotated[StrictInt, must(lambda count: count > 0, "must be 1 or more, or left out for any number, got {!r}")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Bounds:
     """Bounds of a column's values beyond its type.
 
@@ -33,9 +38,9 @@ class Bounds:
         max_items: most items of each list in the type; 0 for any number.
     """
 
-    max_chars: int = 0
+    max_chars: Count = 0
     pattern: str = ""
-    max_items: int = 0
+    max_items: Count = 0
 
     @property
     def string_schema(self) -> str:

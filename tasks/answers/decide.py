@@ -51,11 +51,6 @@ def find_labels(type_: str) -> tuple[Literal["boolean", "enum", "score"], tuple[
     return "enum", labels
 
 
-def _check_type(type_: str) -> str:
-    find_labels(type_)
-    return type_
-
-
 def _check_names(questions: dict[str, "Question"]) -> dict[str, "Question"]:
     columns = [column.lower() for name, question in questions.items() for column in question.columns(name)]
     refuse_if(not questions, "must hold at least one question")
@@ -77,7 +72,7 @@ class Question:
         ask: the question's text for the model.
     """
 
-    type: Annotated[str, AfterValidator(_check_type)]
+    type: Annotated[str, must(find_labels, _EXPECTED)]
     ask: Text
 
     @property

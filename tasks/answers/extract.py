@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Annotated, Any, ClassVar
 
 import pyarrow as pa
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass
 
 from engine.completion import Completion
@@ -14,9 +14,7 @@ from tasks.answers.grammar_source import GrammarSource, SchemaText, constrained_
 from tasks.answers.kind import EncodeLabels, SingleRequest
 from tasks.answers.reserved_names import RESERVED_COLUMNS
 from tasks.answers.text import Decoding
-from tasks.answers.toml_value import CONFIG, Name, Output, must, refuse_if
-
-Count = Annotated[StrictInt, must(lambda count: count > 0, "must be 1 or more, or left out for any number, got {!r}")]
+from tasks.answers.toml_value import CONFIG, Name, Output, refuse_if
 
 
 def _read_type(text: str) -> str:
@@ -26,31 +24,23 @@ def _read_type(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
-class Column:
+class Column(Bounds):
     """One column of the answer.
 
     Attributes:
         type: DuckDB type, spelled as DuckDB does.
         ask: description of the column for the model.
-        max_chars, pattern, max_items: see `Bounds`.
         not_null: the model must give a value even if the text has none.
     """
 
     type: Annotated[str, AfterValidator(_read_type)]
     ask: str = ""
-    max_chars: Count = 0
-    pattern: str = ""
-    max_items: Count = 0
     not_null: StrictBool = False
-
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds(max_chars=self.max_chars, pattern=self.pattern, max_items=self.max_items)
 
     @property
     def grammar(self) -> str:
         """The grammar of the column's values."""
-        value = value_grammar(parse_type(self.type), self.bounds)
+        value = value_grammar(parse_type(self.type), self)
         return value if self.not_null else f'({value} | "null")'
 
     def check(self) -> None:
@@ -64,7 +54,7 @@ class Column:
             refuse_if(is_given and needed not in kinds, f"{name} needs a {needed.upper()} in the type {self.type}")
         GrammarSource("lark", f"start: {self.grammar}").check()
         if self.pattern:
-            GrammarSource("schema", self.bounds.string_schema).check()
+            GrammarSource("schema", self.string_schema).check()
 
 
 Columns = dict[

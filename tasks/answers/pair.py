@@ -28,15 +28,11 @@ class PairedAnswers(SingleRequest):
     settings: tuple[Mapping[str, Any], ...]
     output: Output
 
-    @property
-    def num_first(self) -> int:
-        """The number of a row's requests that belong to the first kind."""
-        return len(self.kinds[0].suffixes)
-
     def place(self, row_id: int) -> tuple[int, int, int]:
         """Of a request: its row, its workload (0: the first, 1: the second), and its number within the workload."""
         row, number = divmod(row_id, len(self.settings))
-        return (row, 0, number) if number < self.num_first else (row, 1, number - self.num_first)
+        num_first = len(self.kinds[0].suffixes)
+        return (row, 0, number) if number < num_first else (row, 1, number - num_first)
 
     @property
     def digest_parts(self) -> list[Any]:

@@ -68,6 +68,20 @@ class _Thinking(_Switched):
         return {**super().columns, **({THINKING_COLUMN: "VARCHAR"} if self.is_kept else {})}
 
     @property
+    def _is_typed(self) -> bool:
+        """Whether the thoughts are another field of a JSON object that is cast to typed columns."""
+        return self.insert_statement == "write/insert_extracted"
+
+    @property
+    def written(self) -> Mapping[str, str]:
+        place = "answer" if self._is_typed else THINKING_COLUMN
+        return {**super().written, **({THINKING_COLUMN: place} if self.is_kept else {})}
+
+    @property
+    def part_fields(self) -> Sequence[pa.Field]:
+        return (*super().part_fields, *_KEPT_FIELDS[: self.is_kept])
+
+    @property
     def max_answer_tokens(self) -> int:
         return super().max_answer_tokens + self.max_thinking_tokens
 
@@ -87,26 +101,21 @@ class _Thinking(_Switched):
         return [{**settings, "max_new_tokens": most, "thinking": ThinkingBudget(self.max_thinking_tokens)}]
 
     def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
-        values = super().read(completion, decode)
-        if not self.is_kept:
-            return values
-        return {**values, THINKING_COLUMN: decode([int(token) for token in completion.thinking_token_ids]).strip()}
+        values = dict(super().read(completion, decode))
+        if self.is_kept:
+            thoughts = decode([int(token) for token in completion.thinking_token_ids]).strip()
+            values[THINKING_COLUMN] = thoughts
+            if self._is_typed and "answer" in values:
+                values["answer"] = f'{values["answer"][:-1]}, "{THINKING_COLUMN}": {json.dumps(thoughts)}}}'
+        return values
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
-class ThinkingText(_Thinking, TextAnswer):
+class ThinkingText(_Thinking, TextAnswer):  # type: ignore[override]  # here, fields of parts are a property
     """A generated text."""
 
     switch: Switch = Field(alias="thinking")
     max_thinking_tokens: StrictInt = 0
-
-    @property
-    def written(self) -> Mapping[str, str]:
-        return {**super().written, **({THINKING_COLUMN: THINKING_COLUMN} if self.is_kept else {})}
-
-    @property
-    def part_fields(self) -> Sequence[pa.Field]:  # type: ignore[override]
-        return (*TextAnswer.part_fields, *_KEPT_FIELDS[: self.is_kept])
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
@@ -115,22 +124,6 @@ class ThinkingExtraction(_Thinking, Extraction):
 
     switch: Switch = Field(alias="thinking")
     max_thinking_tokens: StrictInt = 0
-
-    @property
-    def written(self) -> Mapping[str, str]:
-        thoughts = {THINKING_COLUMN: THINKING_COLUMN if self.schema else "answer"}
-        return {**super().written, **(thoughts if self.is_kept else {})}
-
-    @property
-    def part_fields(self) -> Sequence[pa.Field]:
-        return (*super().part_fields, *_KEPT_FIELDS[: self.is_kept])
-
-    def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
-        """With typed columns, the thoughts become another field of the JSON object that is cast to them."""
-        values = dict(super().read(completion, decode))
-        if self.is_kept and not self.schema and "answer" in values:
-            values["answer"] = f'{values["answer"][:-1]}, "{THINKING_COLUMN}": {json.dumps(values[THINKING_COLUMN])}}}'
-        return values
 
 
 class _Silent(_Switched):

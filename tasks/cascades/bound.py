@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +48,14 @@ def choose_threshold(
     num_outside = num_rows - len(sample)
     num_allowed = math.floor((1 - target_agreement) * num_outside + 1e-9)
     most = find_most_disagreements(num_rows, len(sample), num_allowed, 1 - confidence)
+    found = Threshold(threshold=None, num_allowed=num_allowed, num_acceptable=most, num_disagreed=0)
     if most is None or not num_outside:
-        return Threshold(threshold=None, num_allowed=num_allowed, num_acceptable=most, num_disagreed=0)
+        return found
     differing = sorted((probability for probability, is_same in sample if not is_same), reverse=True)
     threshold = math.nextafter(differing[most], math.inf) if len(differing) > most else 0.0
     if threshold > 1:
-        return Threshold(threshold=None, num_allowed=num_allowed, num_acceptable=most, num_disagreed=0)
-    num_disagreed = sum(probability >= threshold for probability in differing)
-    return Threshold(threshold=threshold, num_allowed=num_allowed, num_acceptable=most, num_disagreed=num_disagreed)
+        return found
+    return replace(found, threshold=threshold, num_disagreed=sum(each >= threshold for each in differing))
 
 
 def find_most_disagreements(num_rows: int, num_sampled: int, num_allowed: int, error: float) -> int | None:

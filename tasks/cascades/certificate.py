@@ -10,7 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from sql import statement
-from tasks.cascades.bound import choose_threshold
+from tasks.cascades.bound import Threshold, choose_threshold
 from tasks.cascades.cascade import Cascade, find_answer_columns
 from tasks.cascades.row_choice import RowChoice, take_answers
 from tasks.database.connection import connect, fill_identifiers, restrict_sql, transaction
@@ -19,7 +19,7 @@ from tasks.workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class Certificate(Threshold):
     """A row of the table ``certificates`` without the sample; ``cascade/create_certificates`` describes the columns."""
 
     certificate_id: str
@@ -32,10 +32,6 @@ class Certificate:
     num_rows: int
     num_sampled: int
     num_agreed: int
-    threshold: float | None
-    num_allowed: int
-    num_acceptable: int | None
-    num_disagreed: int
     num_sent: int
     reason: str
 
@@ -87,9 +83,8 @@ def certify(
         found = choose_threshold(
             [(row[1], row[2]) for row in sample], num_rows, cascade.target_agreement, cascade.confidence
         )
-        ((num_sent,),) = connection.execute(
-            statement("cascade/count_sent_rows"), {"threshold": found.threshold}
-        ).fetchall()
+        sent = connection.execute(statement("cascade/count_sent_rows"), {"threshold": found.threshold})
+        ((num_sent,),) = sent.fetchall()
         facts = {
             "workload": workload.name,
             "workload_digest": workload.digest,

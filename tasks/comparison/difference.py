@@ -1,4 +1,4 @@
-"""Measures how much better the answers of one workload are than those of another, on the same gold rows."""
+"""Compares the answers of two workloads to the same rows: with each other, and with gold rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from tasks.database.connection import connect, fill_identifiers
 from tasks.database.messages import explain
 from tasks.evaluation.compared_column import list_gold_columns, match_columns
 from tasks.evaluation.evaluation import MOST_REPLICATES, Comparison, Metric
+from tasks.forecast.sampled import SampledForecast
 from tasks.workloads.workload import Workload
 
 SIDES = ("first", "second")
@@ -37,6 +38,36 @@ class Difference:
     low: float
     high: float
     num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptDiff:
+    """Two workloads on the same rows.
+
+    Attributes:
+        names: of the first and the second workload.
+        gold: the table of expected values; empty for none.
+        rows: of the sample, with both answers; empty if the second workload has no rows.
+        agreements: of both answers, by column.
+        differences: of metrics against gold.
+        num_tokens_together: prompt tokens that one batch of both computes.
+        num_tokens_apart: prompt tokens that a batch of each would compute.
+        forecast: for all rows of the second workload; None if the model's cost on the device is not known.
+    """
+
+    names: tuple[str, str]
+    gold: str = ""
+    rows: tuple[PairedRow, ...] = ()
+    agreements: tuple[Metric, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    num_tokens_together: int = 0
+    num_tokens_apart: int = 0
+    forecast: SampledForecast | None = None
+
+    @property
+    def changed(self) -> list[PairedRow]:
+        """Rows with different answers."""
+        return [row for row in self.rows if row.is_changed]
 
 
 def check_gold(database: str | Path, gold: str, workloads: tuple[Workload, Workload]) -> None:

@@ -21,9 +21,12 @@ MIN_CANDIDATES = 10
 MAX_BODY_CHARS = 1800
 """About 400 tokens: enough text for five questions, and short enough for a small model on two cores."""
 
-_HEADING = re.compile(r"^[^\n]+\n[=*~^\"'+#-]+$")
-_RULE = re.compile(r"^[=*-]+$")
-_VERSION_NOTE = re.compile(r"^(New|Added|Changed|Deprecated) (in|since) version")
+_APPARATUS = (
+    re.compile(r"^[^\n]+\n[=*~^\"'+#-]+$"),  # a heading
+    re.compile(r"^[=*-]+$"),  # a rule
+    re.compile(r"^(New|Added|Changed|Deprecated) (in|since) version"),
+)
+"""Patterns of paragraphs that are left out."""
 _FOOTNOTE_MARK = re.compile(r"\s\[\d+\]")
 _BROKEN_HYPHEN = re.compile(r"(?<=\w-)\n(?=\w)")
 
@@ -63,9 +66,10 @@ def read_demo_contents() -> DemoContents:
         ConfigError: this Python's reference has fewer than `MIN_DOCUMENTS` of the topics.
     """
     folder = Path(__file__).parents[2] / "demo"
-    questions = tomllib.loads((folder / "questions.toml").read_text(encoding="utf-8"))
-    rankings = tomllib.loads((folder / "rankings.toml").read_text(encoding="utf-8"))
-    gold = tomllib.loads((folder / "gold.toml").read_text(encoding="utf-8"))
+    questions, rankings, gold = (
+        tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
+        for name in ("questions", "rankings", "gold")
+    )
     found = {name: read_reference_topic(name) for name in questions}
     documents = {name: topic for name, topic in found.items() if topic is not None}
     if len(documents) < MIN_DOCUMENTS:
@@ -108,10 +112,8 @@ def add_gold_rows(connection: duckdb.DuckDBPyConnection, contents: DemoContents)
 
     A document shows code where a paragraph of it is indented, as the reference writes literal blocks.
     """
-    rows = [
-        (name, kind, any(text.startswith(" ") for text in contents.documents[name].body.split("\n\n")))
-        for name, kind in contents.kinds.items()
-    ]
+    bodies = {name: contents.documents[name].body for name in contents.kinds}
+    rows = [(name, kind, "\n\n " in f"\n\n{bodies[name]}") for name, kind in contents.kinds.items()]
     _insert_rows(connection, "demo/gold_facts", ("doc_ids", "kinds", "have_code"), rows)
     connection.execute(statement("demo/gold_facets"))
 
@@ -169,7 +171,7 @@ def _trim(text: str) -> str:
             if kept and kept[-1].endswith(":"):
                 kept[-1] = kept[-1][:-1] + "."
             continue
-        if not paragraph or is_reference or _is_apparatus(paragraph.strip()):
+        if not paragraph or is_reference or any(pattern.match(paragraph.strip()) for pattern in _APPARATUS):
             continue
         if not is_indented:
             paragraph = " ".join(_BROKEN_HYPHEN.sub("", paragraph).split())
@@ -180,7 +182,3 @@ def _trim(text: str) -> str:
     while len(kept) > 1 and kept[-1].endswith(":"):  # it announces a paragraph that was left out
         kept.pop()
     return "\n\n".join(kept)
-
-
-def _is_apparatus(paragraph: str) -> bool:
-    return any(pattern.match(paragraph) for pattern in (_HEADING, _RULE, _VERSION_NOTE))

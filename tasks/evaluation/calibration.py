@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -40,12 +41,12 @@ Values = npt.NDArray[np.float64]
 class Calibration:
     """A map from probabilities to calibrated ones; a row of the table ``calibrations``."""
 
-    column_name: str
-    label: str | None
+    column_name: str = ""
+    label: str | None = None
     method: str
     num_rows: int
-    brier_before: float
-    brier_after: float
+    brier_before: float = math.nan
+    brier_after: float = math.nan
     slope: float | None = None
     intercept: float | None = None
     thresholds: tuple[float, ...] | None = None
@@ -127,19 +128,15 @@ def _fit(probabilities: Values, is_right: Values, method: str) -> Calibration:
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
         raise ConfigError("calibrate needs scikit-learn: pip install 'batchloom[evaluate]'") from error
-    num_rows = len(probabilities)
-    blank = Calibration(
-        column_name="", label=None, method=method, num_rows=num_rows, brier_before=math.nan, brier_after=math.nan
-    )
+    make = partial(Calibration, method=method, num_rows=len(probabilities))
     if method == "isotonic":
         curve = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(probabilities, is_right)
-        thresholds, calibrated = curve.X_thresholds_.tolist(), curve.y_thresholds_.tolist()
-        return replace(blank, thresholds=tuple(thresholds), calibrated=tuple(calibrated))
+        return make(thresholds=tuple(curve.X_thresholds_.tolist()), calibrated=tuple(curve.y_thresholds_.tolist()))
     line = LogisticRegression(C=WEAK_PENALTY, max_iter=1000).fit(_logit(probabilities)[:, None], is_right)
     slope, intercept = float(line.coef_[0, 0]), float(line.intercept_[0])
     if slope <= 0:
         raise ValueError("larger probabilities are not right more often")
-    return replace(blank, slope=slope, intercept=intercept)
+    return make(slope=slope, intercept=intercept)
 
 
 def _fit_column(
@@ -169,25 +166,20 @@ def _fit_column(
 
 
 def _find_model(comparison: Comparison, workload: Workload) -> str:
-    for (model_digest,) in comparison.execute(
-        "calibrate/newest_model", {"workload_digest": workload.digest}
-    ).fetchall():
-        return str(model_digest)
-    raise DatabaseError(f"workload {workload.name!r} as it is now has answered nothing yet")
+    found = comparison.execute("calibrate/newest_model", {"workload_digest": workload.digest}).fetchone()
+    if found is None:
+        raise DatabaseError(f"workload {workload.name!r} as it is now has answered nothing yet")
+    return str(found[0])
 
 
 def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[ComparedColumn]) -> None:
-    table = workload.output.table
-    names = [_probability_of(column) for column in columns]
+    table, names = workload.output.table, [_probability_of(column) for column in columns]
     labels = [name for name in names if name.endswith("_probabilities")]
     singles = [name for name in names if name not in labels]
-    latest, keys = f"latest_{table}", workload.key
-    if singles:
-        view = f"calibrated_{table}"
-        comparison.execute("calibrate/create_view", view=view, latest=latest, keys=keys, columns=singles)
-    if labels:
-        view = f"calibrated_{table}_labels"
-        comparison.execute("calibrate/create_labels_view", view=view, latest=latest, keys=keys, columns=labels)
+    for kind, suffix, chosen in (("view", "", singles), ("labels_view", "_labels", labels)):
+        if chosen:
+            view, latest = f"calibrated_{table}{suffix}", f"latest_{table}"
+            comparison.execute(f"calibrate/create_{kind}", view=view, latest=latest, keys=workload.key, columns=chosen)
 
 
 def _probability_of(column: ComparedColumn) -> str:

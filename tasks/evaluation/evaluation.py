@@ -1,13 +1,15 @@
 """Compares answers with gold rows, or two runs with each other, by ``sql/gold/`` and ``sql/evaluate/``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import duckdb
+from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from engine.errors import DatabaseError
 from sql import statement
@@ -113,11 +115,11 @@ def evaluate_answers(
         if gold is None:
             counts = comparison.note(evaluation)
         metrics = comparison.measure()
-    return Evaluation(
-        **{name: getattr(evaluation, name) for name in ("evaluation_id", "workload", "gold", "answers", "against")},
-        **counts,
-        metrics=metrics,
-    )
+    return replace(evaluation, **counts, metrics=metrics)
+
+
+evaluate = task(name="evaluate", retries=0, cache_policy=NO_CACHE, persist_result=False)(evaluate_answers)
+"""`evaluate_answers` as a task."""
 
 
 class Comparison:

@@ -1,7 +1,7 @@
 """Thresholds for metrics, such as ``accuracy=0.9``, ``topic.accuracy=0.9`` or ``topic.recall.billing=0.8``."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import ConfigError
@@ -53,7 +53,7 @@ class Threshold:
             name = ".".join(filter(None, (self.column_name, self.metric, self.label)))
             raise ConfigError(f"no metric {name!r} was computed; there are {', '.join(known)}")
         return [
-            f"{describe(each)} is {each.value:.4g}, {'below' if self.is_least else 'above'} {self.bound:g}"
+            f"{_describe(each)} is {each.value:.4g}, {'below' if self.is_least else 'above'} {self.bound:g}"
             for each in found
             if (each.value < self.bound if self.is_least else each.value > self.bound)
         ]
@@ -61,20 +61,11 @@ class Threshold:
     def _names(self, each: Metric) -> bool:
         """Whether the threshold is about a metric: "agreement" has no gold, other metrics count only against gold."""
         is_right_reference = each.reference == GOLD or each.metric == "agreement"
-        return (
-            is_right_reference
-            and each.metric == self.metric
-            and self.column_name in ("", each.column_name)
-            and (each.label or "") == self.label
-        )
+        is_named = (each.metric, each.label or "") == (self.metric, self.label)
+        return is_right_reference and is_named and self.column_name in ("", each.column_name)
 
 
-def describe(each: Metric) -> str:
+def _describe(each: Metric) -> str:
     """A metric in words, such as ``recall of 'billing' in topic``."""
     label = "" if each.label is None else f" of {each.label!r}"
     return f"{each.metric}{label} in {each.column_name}"
-
-
-def find_failures(thresholds: Iterable[Threshold], metrics: Sequence[Metric]) -> list[str]:
-    """The failures of all thresholds; see `Threshold.find_failures`."""
-    return [failure for threshold in thresholds for failure in threshold.find_failures(metrics)]

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.simulation.simulation import SimulationSummary
-from tasks.forecast.field_orders import FieldOrder
-from tasks.forecast.forecast import KeptPrefixes, Prediction, SharingPolicy, WhatIf
+from tasks.forecast.forecast import FieldOrder, KeptPrefixes, Prediction, SharingPolicy, WhatIf
 
 WHAT_IF_PARTITIONS = 4
 """Partitions on which a changed setting is tried."""

@@ -11,7 +11,6 @@ from engine.planning.group import PrefixGroup
 from engine.planning.prefix_tree import PrefixTree
 from engine.simulation.device import Device
 from engine.simulation.simulation import SimulationSummary
-from tasks.forecast.field_orders import FieldOrder
 from tasks.read import AnswerLength
 
 
@@ -83,6 +82,21 @@ class SharingPolicy:
     name: str
     num_processed_tokens: int
     token_saving_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldOrder:
+    """An order of the template's fields and the share of text it saves.
+
+    Attributes:
+        fields: names, first to last.
+        saving_ratio: share of bytes that are not computed again, 0 to 1 (Eq. 2 of BatchLLM, in bytes).
+        is_current: the template's own order.
+    """
+
+    fields: tuple[str, ...]
+    saving_ratio: float
+    is_current: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,9 +117,11 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
         shape = replace(ModelShape.from_config(values, dtype=dtype), quantized_bytes=quantized_bytes)
         device = probe_device(here, shape, dtype)
         if device.name == "cpu":
-            most_kv_bytes, device = MOST_CPU_KV_BYTES, _divide(device, num_on_host)
-    if config.tensor_parallel_size > 1 and device.name != "cpu":
-        device = _join(device, config.tensor_parallel_size)
+            most_kv_bytes = MOST_CPU_KV_BYTES
+            if num_on_host > 1:  # its memory is not divided: the engine settings do that
+                device = _scale(device, f"{device.title}, divided by {num_on_host} engines", 1 / num_on_host)
+    if (size := config.tensor_parallel_size) > 1 and device.name != "cpu":  # communication is not counted
+        device = replace(_scale(device, f"{size} of {device.title}", size), memory_bytes=device.memory_bytes * size)
     return Hardware(device=device, dtype=dtype, shape=shape, most_kv_bytes=most_kv_bytes)
 
 
@@ -133,26 +135,13 @@ def _quantized_bytes(checkpoint: Path, config: EngineConfig, device: "torch.devi
     return 0.0 if weights is None else weights.bytes_per_weight
 
 
-def _divide(device: Device, num_engines: int) -> Device:
-    """A device whose rates several engines share equally. Its memory is not divided: the engine settings do that."""
-    if num_engines == 1:
-        return device
+def _scale(device: Device, title: str, factor: float) -> Device:
+    """The device with its rates multiplied."""
     return replace(
         device,
-        title=f"{device.title}, divided by {num_engines} engines",
-        peak_flops={dtype: flops / num_engines for dtype, flops in device.peak_flops.items()},
-        peak_bytes_per_second=device.peak_bytes_per_second / num_engines,
-    )
-
-
-def _join(device: Device, size: int) -> Device:
-    """Several devices that share a model, as one device. Communication between them is not counted."""
-    return replace(
-        device,
-        title=f"{size} of {device.title}",
-        peak_flops={dtype: flops * size for dtype, flops in device.peak_flops.items()},
-        peak_bytes_per_second=device.peak_bytes_per_second * size,
-        memory_bytes=device.memory_bytes * size,
+        title=title,
+        peak_flops={dtype: flops * factor for dtype, flops in device.peak_flops.items()},
+        peak_bytes_per_second=device.peak_bytes_per_second * factor,
     )
 
 

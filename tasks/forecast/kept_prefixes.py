@@ -1,5 +1,7 @@
 """Forecasts the use of `keep_prefixes` for a later night over the same documents."""
 
+from pathlib import Path
+
 from engine.config import EngineConfig
 from engine.keeping.read_rate import measure_read_rate
 from engine.planning.plan import Plan
@@ -8,7 +10,7 @@ from tasks.forecast.hardware import Hardware
 from tasks.storage.artifact import runs_folder
 
 
-def forecast_kept(rows: Plan, config: EngineConfig, hardware: Hardware, database: str) -> KeptPrefixes | None:
+def forecast_kept(rows: Plan, config: EngineConfig, hardware: Hardware, database: str | Path) -> KeptPrefixes | None:
     """Compare computing the shared prefixes of a plan with reading their KV from the database's disk.
 
     None if the rows share nothing, the engine cannot keep KV, or the disk cannot be measured.

@@ -4,8 +4,6 @@ import os
 import time
 from pathlib import Path
 
-import duckdb
-
 from engine.config import EngineConfig
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import GGUF_TENSORS
@@ -33,9 +31,7 @@ def forecast_load(database: Path, checkpoint: Path, model_digest: str, engine: E
         DatabaseError: the database is locked.
         ModelError: the folder holds no weights.
     """
-    asked = {"model_digest": model_digest, "device": engine.device, "dtype": engine.dtype}
-    with connect(database, read_only=True) as connection:
-        found = _read_earlier(connection, "read/load_seconds", asked)
+    found = _read_earlier(database, "read/load_seconds", model_digest, engine)
     return max(0.0, *found) if found else _time_reading(checkpoint)
 
 
@@ -49,16 +45,16 @@ def find_speed_ratio(database: Path, model_digest: str, engine: EngineConfig) ->
     Raises:
         DatabaseError: the database is locked.
     """
-    asked = {"model_digest": model_digest, "device": engine.device, "dtype": engine.dtype}
-    with connect(database, read_only=True) as connection:
-        found = _read_earlier(connection, "read/speed_ratio", asked)
+    found = _read_earlier(database, "read/speed_ratio", model_digest, engine)
     return found[0] if found else 1.0
 
 
-def _read_earlier(connection: duckdb.DuckDBPyConnection, name: str, asked: dict[str, str]) -> list[float]:
-    if not {"runs", "steps"} <= list_relations(connection).keys():
-        return []
-    return [value for (value,) in connection.execute(statement(name), asked).fetchall() if value is not None]
+def _read_earlier(database: Path, name: str, model_digest: str, engine: EngineConfig) -> list[float]:
+    asked = {"model_digest": model_digest, "device": engine.device, "dtype": engine.dtype}
+    with connect(database, read_only=True) as connection:
+        if not {"runs", "steps"} <= list_relations(connection).keys():
+            return []
+        return [value for (value,) in connection.execute(statement(name), asked).fetchall() if value is not None]
 
 
 def _time_reading(checkpoint: Path) -> float:

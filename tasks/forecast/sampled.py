@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,11 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
+
+    def map(self, change: Callable[[float], float]) -> "Estimate":
+        """The estimate of a quantity that rises with this one."""
+        low, high = (None if end is None else change(end) for end in (self.low, self.high))
+        return Estimate(value=change(self.value), low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +111,6 @@ def forecast_whole(
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
     whole = read_plan_summary(plan)
     length = mean_of(np.array(output_tokens, dtype=float), whole.num_rows, workload.kind.max_answer_tokens)
-
     codec = TextCodec.load(checkpoint) if workload.kind.has_labels else None
 
     def simulate(of_plan: ArtifactRef, of_workload: Workload, num_tokens: float) -> dict[str, float]:
@@ -115,17 +120,17 @@ def forecast_whole(
 
     simulated = simulate(sample.plan, sample.workload, sample.mean_output_tokens)
     ratio = _compare_speed(sample.steps, simulated["step_seconds"])
-    at = {end: simulate(plan, workload, value) for end, value in _ends(length).items()}
+    of_all = cache(partial(simulate, plan, workload))
     block_bytes = hardware.shape.kv_block_bytes(engine)
     return SampledForecast(
         num_rows=whole.num_rows,
-        seconds=_multiply(_estimate(at, lambda found: found["elapsed_seconds"]), ratio),
+        seconds=_multiply(length.map(lambda num_tokens: of_all(num_tokens)["elapsed_seconds"]), ratio),
         answer_tokens=length,
         num_prompt_tokens=whole.sharing.num_processed_tokens,
-        num_output_tokens=_scale(length, whole.num_rows),
+        num_output_tokens=length.map(lambda num_tokens: num_tokens * whole.num_rows),
         speed_ratio=ratio,
         weight_bytes=hardware.shape.weight_bytes,
-        peak_kv_bytes=_estimate(at, lambda found: found["peak_kv_blocks"] * block_bytes),
+        peak_kv_bytes=length.map(lambda num_tokens: of_all(num_tokens)["peak_kv_blocks"] * block_bytes),
         kv_budget_bytes=hardware.kv_bytes(engine),
     )
 
@@ -164,27 +169,13 @@ def _compare_speed(steps: Sequence[ArtifactRef], simulated_seconds: float) -> Es
     return Estimate(value=ratio, low=max(0.0, ratio - error), high=ratio + error)
 
 
-def _ends(estimate: Estimate) -> dict[str, float]:
-    """The value and the ends of the interval, if there is one, by name."""
-    ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
-    return {name: value for name, value in ends.items() if value is not None}
-
-
-def _estimate(at: dict[str, dict[str, float]], quantity: Callable[[dict[str, float]], float]) -> Estimate:
-    return Estimate(**{end: quantity(found) for end, found in at.items()})
-
-
-def _scale(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(**{end: value * factor for end, value in _ends(estimate).items()})
-
-
 def _multiply(one: Estimate, other: Estimate) -> Estimate:
     """The product of two independent estimates: the squares of their relative errors add up."""
     value = one.value * other.value
     if None in (one.low, one.high, other.low, other.high) or not value:
         return Estimate(value=value)
-    relative = {}
-    for end in ("low", "high"):
-        parts = [(getattr(each, end) - each.value) / each.value for each in (one, other)]
-        relative[end] = math.hypot(*parts)
-    return Estimate(value=value, low=max(0.0, value * (1 - relative["low"])), high=value * (1 + relative["high"]))
+    low, high = (
+        math.hypot(*((getattr(each, end) - each.value) / each.value for each in (one, other)))
+        for end in ("low", "high")
+    )
+    return Estimate(value=value, low=max(0.0, value * (1 - low)), high=value * (1 + high))

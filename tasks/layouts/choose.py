@@ -6,7 +6,6 @@ the remaining parts. If a row could join several such groups, it joins the one t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import product
 from operator import mul
@@ -64,7 +63,10 @@ def find_orders(workloads: Sequence[PartTexts], choices: Sequence[Sequence[Order
         num_moved = sum(order != choice[0] for order, choice in zip(orders, choices, strict=True))
         return count_bytes(workloads, orders), num_moved, orders
 
-    alone = [_find_alone(texts, choice) for texts, choice in zip(workloads, choices, strict=True)]
+    alone = [
+        choice[int(np.argmin(texts.count_alone(choice)))] if len(choice) > 1 else choice[0]
+        for texts, choice in zip(workloads, choices, strict=True)
+    ]
     if len(workloads) == 1:
         return alone
     num_rows = sum(len(texts.hashes) for texts in workloads)
@@ -73,13 +75,6 @@ def find_orders(workloads: Sequence[PartTexts], choices: Sequence[Sequence[Order
     own = [choice[0] for choice in choices]
     free = order_rows(workloads, spread_orders(workloads, own), [len(choice) == 1 for choice in choices])
     return _descend(min((own, alone, list(map(find_most_frequent, free))), key=cost), choices, cost)
-
-
-def _find_alone(texts: PartTexts, choices: Sequence[Order]) -> Order:
-    if len(choices) == 1:
-        return choices[0]
-    num_bytes = texts.count_alone(choices)
-    return choices[num_bytes.index(min(num_bytes))]
 
 
 def spread_orders(workloads: Sequence[PartTexts], orders: Sequence[Order]) -> list[RowOrders]:
@@ -170,18 +165,18 @@ def _pick_parts(groups: Hashes, num_bytes: Ints, may_take: Bools, own_next: Ints
     may_take, picked = may_take.copy(), own_next.copy()
     is_waiting = np.ones(len(groups), bool)
     for number in range(MOST_ROUNDS):
-        found = _weigh_groups(groups, num_bytes, may_take)
-        num_groups = len(found.sizes)
-        by_rank = np.lexsort((-found.sizes, -found.saved))
+        codes, sizes, saved, first = _weigh_groups(groups, num_bytes, may_take)
+        num_groups = len(sizes)
+        by_rank = np.lexsort((-sizes, -saved))
         ranks = np.empty(num_groups + 1, np.int64)
         ranks[by_rank], ranks[num_groups] = np.arange(num_groups), num_groups
-        wanted = by_rank[ranks[found.codes].min(axis=1)]
-        is_taken = np.bincount(wanted, minlength=num_groups)[wanted] == found.sizes[wanted]
+        wanted = by_rank[ranks[codes].min(axis=1)]
+        is_taken = np.bincount(wanted, minlength=num_groups)[wanted] == sizes[wanted]
         if number == MOST_ROUNDS - 1:
             is_taken[:] = True
-        is_waiting &= found.saved[wanted] > 0
+        is_waiting &= saved[wanted] > 0
         rows = np.flatnonzero(is_waiting & is_taken)
-        picked[rows] = (found.codes[rows] == found.first[wanted[rows]][:, None]).argmax(axis=1)
+        picked[rows] = (codes[rows] == first[wanted[rows]][:, None]).argmax(axis=1)
         may_take[rows] = False
         may_take[rows, picked[rows]] = True
         is_waiting[rows] = False
@@ -190,24 +185,14 @@ def _pick_parts(groups: Hashes, num_bytes: Ints, may_take: Bools, own_next: Ints
     return picked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Groups:
+def _weigh_groups(groups: Hashes, num_bytes: Ints, may_take: Bools) -> tuple[Ints, Ints, Ints, Ints]:
     """Groups of rows with the same beginning that could continue with the same part.
 
-    Attributes:
-        codes: ``[num_rows, num_parts]``: number of the group; if the row may not take the part, the number of groups.
-        sizes: the number of rows of each group.
-        saved: bytes times 1024 that the group saves each of its rows, by the part and all others that its rows share.
-        first: of these parts, the one that most rows share, as the number of its group.
+    Returns:
+        ``[num_rows, num_parts]``: number of the group; if the row may not take the part, the number of groups. Of each
+        group: its number of rows; bytes times 1024 that it saves each of its rows, by the part and all others that its
+        rows share; and of these parts, the one that most rows share, as the number of its group.
     """
-
-    codes: Ints
-    sizes: Ints
-    saved: Ints
-    first: Ints
-
-
-def _weigh_groups(groups: Hashes, num_bytes: Ints, may_take: Bools) -> _Groups:
     rows, parts = np.nonzero(may_take)
     _, firsts, inverse, sizes = np.unique(
         groups[rows, parts], return_index=True, return_inverse=True, return_counts=True
@@ -224,9 +209,5 @@ def _weigh_groups(groups: Hashes, num_bytes: Ints, may_take: Bools) -> _Groups:
             is_common[mine[differs], other] = False
     saved_alone = np.append(num_bytes[rows[firsts], parts[firsts]] * 1024 * (sizes - 1) // sizes, 0)
     widest = np.where(is_common, np.append(sizes, 0)[members], 0).argmax(axis=1)
-    return _Groups(
-        codes=codes,
-        sizes=sizes,
-        saved=np.where(is_common, saved_alone[members], 0).sum(axis=1),
-        first=members[np.arange(len(sizes)), widest],
-    )
+    saved = np.where(is_common, saved_alone[members], 0).sum(axis=1)
+    return codes, sizes, saved, members[np.arange(len(sizes)), widest]

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,23 +32,9 @@ class Kept:
     has_rows: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A layout that a night has chosen.
-
-    Attributes:
-        workload: as in its file.
-        order: of its template's parts, for rows without an order of their own.
-        rows: orders of the night's rows, see `RowLayouts.chosen`.
-        num_tokens: prompt tokens that the night's plan of all workloads planned together computes with it.
-        num_written_tokens: the same with the layouts as written.
-    """
-
-    workload: Workload
-    order: Order
-    rows: pa.Table
-    num_tokens: int
-    num_written_tokens: int
+Choice = tuple[Workload, Order, pa.Table]
+"""A layout that a night has chosen: the workload as in its file, the order of its template's parts for rows without an
+order of their own, and orders of the night's rows, see `RowLayouts.chosen`."""
 
 
 def read_kept(database: str | Path, workload: Workload) -> Kept | None:
@@ -93,26 +79,24 @@ def lay_out(workload: Workload, kept: Kept | None, chosen: pa.Table | None = Non
     return arrange_workload(workload, kept.order, layouts)
 
 
-def keep_choices(database: str | Path, choices: Sequence[Choice]) -> None:
+def keep_choices(database: str | Path, choices: Sequence[Choice], counts: Mapping[str, int]) -> None:
     """Replace the kept layouts of these workloads and rows, in one transaction; other rows keep their orders.
 
+    Args:
+        counts: num_computed_tokens, the prompt tokens that the night's plan of all workloads planned together computes
+            with these layouts, and num_written_tokens, the same with the layouts as written.
     Raises:
         DatabaseError: the database is locked or cannot be written.
     """
     with connect(database) as connection, transaction(connection):
         connection.execute(statement("layouts/create_layouts"))
         connection.execute(statement("layouts/create_row_layouts"))
-        for choice in choices:
-            key = {"workload": choice.workload.name, "template_digest": _digest(choice.workload)}
-            connection.execute(statement("layouts/delete_layout"), {"workload": choice.workload.name})
-            row = {
-                "part_order": list(choice.order),
-                "template": arrange_workload(choice.workload, choice.order).prompt.template,
-                "num_computed_tokens": choice.num_tokens,
-                "num_written_tokens": choice.num_written_tokens,
-            }
+        for workload, order, rows in choices:
+            key = {"workload": workload.name, "template_digest": _digest(workload)}
+            connection.execute(statement("layouts/delete_layout"), {"workload": workload.name})
+            row = {"part_order": list(order), "template": arrange_workload(workload, order).prompt.template, **counts}
             connection.execute(statement("layouts/insert_layout"), key | row)
-            connection.register("chosen_rows", choice.rows)
+            connection.register("chosen_rows", rows)
             connection.execute(statement("layouts/delete_row_layouts"), key)
             connection.execute(statement("layouts/insert_row_layouts"), key)
             connection.unregister("chosen_rows")

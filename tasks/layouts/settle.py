@@ -2,13 +2,13 @@
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tasks.layouts.choose import WORTH_SPLITTING, list_ways, spread_orders
-from tasks.layouts.estimate import RowOrders, count_bytes
+from tasks.layouts.estimate import count_bytes
 from tasks.layouts.kept import Choice, keep_choices, lay_out, use_kept
 from tasks.layouts.parts import split_prompt
 from tasks.layouts.side import LayoutJob, Side, can_move, describe_orders
@@ -41,20 +41,22 @@ def settle_layouts(job: LayoutJob, workloads: Sequence[Workload], *, is_kept: bo
         return laid_out
     with tempfile.TemporaryDirectory(prefix="batchloom-layouts-") as folder:
         sides = [Side.read(job, each, Path(folder, str(number))) for number, each in enumerate(workloads)]
-        busy = [number for number, side in enumerate(sides) if side.num_rows]
-        if not any(sides[number].can_move for number in busy):
+        busy = {number: side for number, side in enumerate(sides) if side.num_rows}
+        if not any(side.can_move for side in busy.values()):
             return laid_out
-        chosen, choices = _choose(job, [sides[number] for number in busy], Path(folder))
+        chosen, choices, counts = _choose(job, list(busy.values()), Path(folder))
     if choices and is_kept:
-        keep_choices(job.database, choices)
+        keep_choices(job.database, choices, counts)
         return [use_kept(job.database, workload) for workload in workloads]
     for number, workload in zip(busy, chosen, strict=True):
         laid_out[number] = workload
     return laid_out
 
 
-def _choose(job: LayoutJob, sides: Sequence[Side], folder: Path) -> tuple[list[Workload], list[Choice]]:
-    """The workloads in their layouts, and the choices to keep.
+def _choose(
+    job: LayoutJob, sides: Sequence[Side], folder: Path
+) -> tuple[list[Workload], list[Choice], Mapping[str, int]]:
+    """The workloads in their layouts, the choices to keep, and the prompt tokens of a plan of all workloads.
 
     Layouts are compared by their texts first. Only if another one looks better are the prompts made in both layouts and
     their plans compared.
@@ -64,7 +66,7 @@ def _choose(job: LayoutJob, sides: Sequence[Side], folder: Path) -> tuple[list[W
     best, num_tokens, num_before = own, 0, 0
     is_uniform = [side.is_uniform for side in sides]
     for number, orders in enumerate(list_ways(texts, [side.choices for side in sides], is_uniform)):
-        moved = [side for side, pair in zip(sides, zip(own, orders, strict=True), strict=True) if _differ(*pair)]
+        moved = [side for side, old, new in zip(sides, own, orders, strict=True) if not np.array_equal(old, new)]
         limit = 1 - WORTH_CHANGING if any(side.is_settled for side in moved) else 1.0
         if not moved or count_bytes(texts, orders) >= limit * count_bytes(texts, own):
             continue
@@ -75,31 +77,22 @@ def _choose(job: LayoutJob, sides: Sequence[Side], folder: Path) -> tuple[list[W
         if num_other < min(limit * num_before, (1 - WORTH_SPLITTING) * num_tokens if number else num_before):
             laid_out, best, num_tokens = other, orders, num_other
     chosen = [
-        number
-        for number, side in enumerate(sides)
-        if side.can_move and (side.kept is None or _differ(own[number], best[number]))
+        (side, new)
+        for side, old, new in zip(sides, own, best, strict=True)
+        if side.can_move and (side.kept is None or not np.array_equal(old, new))
     ]
     if not chosen:
-        return laid_out, []
+        return laid_out, [], {}
     as_written = spread_orders(texts, [side.parts.written for side in sides])
     written = [side.lay_out(orders)[0] for side, orders in zip(sides, as_written, strict=True)]
-    num_written = job.count_tokens(written, folder / "written")
-    num_tokens = num_tokens or job.count_tokens(laid_out, folder / "chosen")
+    counts = {
+        "num_computed_tokens": num_tokens or job.count_tokens(laid_out, folder / "chosen"),
+        "num_written_tokens": job.count_tokens(written, folder / "written"),
+    }
     choices = []
-    for side, rows in ((sides[number], best[number]) for number in chosen):
+    for side, rows in chosen:
         layout, base = describe_orders(side.parts, rows), side.lay_out(rows)[1]
-        LOGGER.info("%s: layout %s: %s prompt tokens, %s as written", side.workload.name, layout,
-                    f"{num_tokens:,}", f"{num_written:,}")  # fmt: skip
-        choice = Choice(
-            workload=side.workload,
-            order=base,
-            rows=side.list_rows(rows, base),
-            num_tokens=num_tokens,
-            num_written_tokens=num_written,
-        )
-        choices.append(choice)
-    return laid_out, choices
-
-
-def _differ(orders: RowOrders, others: RowOrders) -> bool:
-    return not np.array_equal(orders, others)
+        shown = (side.workload.name, layout, *(f"{count:,}" for count in counts.values()))
+        LOGGER.info("%s: layout %s: %s prompt tokens, %s as written", *shown)
+        choices.append((side.workload, base, side.list_rows(rows, base)))
+    return laid_out, choices, counts

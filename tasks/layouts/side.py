@@ -149,9 +149,8 @@ class Side:
     @property
     def choices(self) -> list[Order]:
         """The orders that all rows may have, the present `order` first."""
-        return [self.order, *(order for order in self.parts.orders if order != self.order)][
-            : None if self.can_move else 1
-        ]
+        others = self.parts.orders if self.can_move else ()
+        return [self.order, *(order for order in others if order != self.order)]
 
     @property
     def is_uniform(self) -> bool:
@@ -168,26 +167,25 @@ class Side:
 
     def read_orders(self) -> RowOrders:
         """The present order of each row with a prompt."""
+        rows = self._read_rows()
+        if "row_layout" not in rows.column_names:
+            return np.tile(np.array(self.order, np.int8), (len(rows), 1))
+        names = rows.column("row_layout").combine_chunks().fill_null("").dictionary_encode()
+        found = [tuple(map(int, name.split(","))) if name else self.order for name in names.dictionary.to_pylist()]
+        orders: RowOrders = np.array(found, np.int8).reshape(-1, len(self.order))[names.indices.to_numpy()]
+        return orders
+
+    def _read_rows(self) -> pa.Table:
+        """Key and order of each row with a prompt."""
         with open_parquet(self.found.requests) as file:
-            has_rows = "row_layout" in file.schema_arrow.names
-            table = file.read(columns=["error", *(["row_layout"] if has_rows else [])])
-        table = table.filter(pc.is_null(table.column("error")))
-        names = [""]
-        numbers = np.zeros(table.num_rows, np.int64)
-        if has_rows:
-            column = table.column("row_layout").combine_chunks().fill_null("").dictionary_encode()
-            names, numbers = column.dictionary.to_pylist() or names, column.indices.to_numpy()
-        orders = [tuple(map(int, name.split(","))) if name else self.order for name in names]
-        return np.array(orders, np.int8).reshape(len(names), -1)[numbers]
+            columns = [name for name in ("error", "row_layout", *self.workload.key) if name in file.schema_arrow.names]
+            return file.read(columns=columns).filter(pc.field("error").is_null())
 
     def lay_out(self, orders: RowOrders) -> tuple[Workload, Order]:
-        """The workload with its rows in these orders, and its order for all other rows.
+        """The workload with each row with a prompt in its order, and the workload's order for all other rows.
 
         That is the most frequent one; but if the layout is settled it is the present one, so that answered rows do not
         change.
-
-        Args:
-            orders: of each row with a prompt.
         """
         if not self.can_move:
             return lay_out(self.workload, self.kept), self.order
@@ -198,15 +196,8 @@ class Side:
         return lay_out(self.workload, Kept(order=base, has_rows=has_rows), None if is_alike else chosen), base
 
     def list_rows(self, orders: RowOrders, base: Order) -> pa.Table:
-        """The table for `RowLayouts.chosen`.
-
-        Args:
-            orders: of each row with a prompt.
-            base: the order of the workload.
-        """
-        with open_parquet(self.found.requests) as file:
-            table = file.read(columns=["error", *self.workload.key])
-        table = table.filter(pc.is_null(table.column("error")))
+        """The table for `RowLayouts.chosen`: the order of each row with a prompt, where it is not the workload's."""
+        table = self._read_rows()
         different, numbers = np.unique(orders, axis=0, return_inverse=True)
         names = pa.array([None if tuple(order) == base else name_order(order) for order in different.tolist()])
         columns = {f"key_{number}": table.column(name) for number, name in enumerate(self.workload.key)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
 from engine.errors import ConfigError
@@ -42,22 +43,11 @@ def check_graph(steps: Sequence[Step]) -> None:
         for name in step.after:
             if name not in names:
                 raise ConfigError(f"workload {step.name!r} comes after {name!r}, which is none of {', '.join(names)}")
-    if cycle := _find_cycle({step.name: step.after for step in steps}):
-        raise ConfigError(f"workloads wait for each other: {' after '.join(cycle)}")
-
-
-def _find_cycle(after: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names on a cycle, with the first one repeated at the end; empty if there is none."""
-    rest = dict(after)
-    while free := [name for name, before in rest.items() if not any(other in rest for other in before)]:
-        for name in free:
-            del rest[name]
-    if not rest:
-        return []
-    path = [next(iter(rest))]
-    while path.count(path[-1]) == 1:
-        path.append(next(name for name in rest[path[-1]] if name in rest))
-    return path[path.index(path[-1]) :]
+    try:
+        TopologicalSorter({step.name: step.after for step in steps}).prepare()
+    except CycleError as error:
+        cycle = reversed(error.args[1])  # each before the next one
+        raise ConfigError(f"workloads wait for each other: {' after '.join(cycle)}") from error
 
 
 def plan_waves(steps: Sequence[Step]) -> list[Wave]:

@@ -1,6 +1,6 @@
 """Joins the prompts of several workloads in one file, and counts the tokens that the workloads share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -67,14 +67,3 @@ def _num_new_tokens(before: npt.NDArray[np.int32] | None, prompt: npt.NDArray[np
         return len(prompt)
     common = common_prefix_len(before, prompt)
     return 0 if common == len(before) == len(prompt) else len(prompt) - min(common, len(before) - 1, len(prompt) - 1)
-
-
-def name_shared(names: Sequence[str], shared: Sequence[Sequence[int]], number: int) -> Mapping[str, int]:
-    """The tokens that one workload shares with each other one, by name.
-
-    Args:
-        names: of all workloads.
-        shared: of `count_shared`.
-        number: of the one workload.
-    """
-    return {name: shared[number][other] for other, name in enumerate(names) if other != number}

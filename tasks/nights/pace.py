@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tasks.forecast.prediction import find_fitting
 from tasks.runs.run import Run
@@ -13,13 +14,14 @@ LEAST_CHANGE = 0.05
 """Share of the rows by which a forecast must change to be logged again."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Pace:
     """The forecast of a run with a deadline, corrected by each partition that ends.
 
     The first partition of each engine includes loading the model, whose time may differ from its forecast. It counts
     only until another partition has ended.
 
-    Args:
+    Attributes:
         title: of the run.
         order: in which partitions are begun.
         seconds: forecast of each partition, by its number.
@@ -28,77 +30,67 @@ class Pace:
         load_seconds: forecast for loading the model in each engine.
         begun: Unix time of the forecast.
         deadline: Unix time.
-
-    Attributes:
         half_time_rows: rows done by the deadline, as forecast at half of the time; None before.
     """
 
-    def __init__(
-        self,
-        *,
-        title: str,
-        order: Sequence[int],
-        seconds: Sequence[float],
-        num_rows: Sequence[int],
-        num_engines: int,
-        load_seconds: float = 0.0,
-        begun: float,
-        deadline: float,
-    ) -> None:
-        self._title, self._order, self._seconds, self._num_rows = title, list(order), seconds, num_rows
-        self._num_engines, self._half_time, self._deadline = num_engines, (begun + deadline) / 2, deadline
-        self._load_seconds, self._first = load_seconds, frozenset(self._order[:num_engines])
-        self._running: dict[int, float] = {}
-        self._ended: dict[int, float] = {}
-        self._num_done_rows = 0
-        self._logged_rows: float | None = None
-        self._lock = threading.Lock()
-        self.half_time_rows: int | None = None
+    title: str
+    order: Sequence[int]
+    seconds: Sequence[float]
+    num_rows: Sequence[int]
+    num_engines: int
+    load_seconds: float = 0.0
+    begun: float
+    deadline: float
+    half_time_rows: int | None = None
+    _running: dict[int, float] = field(default_factory=dict, init=False)
+    _ended: dict[int, float] = field(default_factory=dict, init=False)
+    _logged_rows: int | None = field(default=None, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def begin(self, partition: int, now: float) -> None:
         """Note that an engine takes a partition at this Unix time."""
         with self._lock:
-            self._order.remove(partition)
             self._running[partition] = now
 
     def end(self, partition: int, now: float) -> None:
         """Note that a partition ends at this Unix time, and log the forecast if it has changed."""
         with self._lock:
             self._ended[partition] = max(0.0, now - self._running.pop(partition) - self._find_load(partition))
-            self._num_done_rows += self._num_rows[partition]
-            num_rows, total = self.forecast_rows(now), sum(self._num_rows)
-            if now >= self._half_time and self.half_time_rows is None:
+            num_rows, total = self.forecast_rows(now), sum(self.num_rows)
+            if now >= (self.begun + self.deadline) / 2 and self.half_time_rows is None:
                 self.half_time_rows = num_rows
             if self._logged_rows is None or abs(num_rows - self._logged_rows) > LEAST_CHANGE * total:
                 self._logged_rows = num_rows
                 LOGGER.info(
                     "%s: partitions take %.2f times what was forecast: %s of %s rows should be done by the deadline",
-                    *(self._title, self.factor, f"{num_rows:,}", f"{total:,}"),
+                    *(self.title, self.factor, f"{num_rows:,}", f"{total:,}"),
                 )
 
     @property
     def factor(self) -> float:
         """Real seconds of ended partitions over their forecast; 1 before one has ended."""
-        counted = list(self._ended)[self._num_engines :] or list(self._ended)
-        forecast = sum(self._seconds[partition] for partition in counted)
+        counted = list(self._ended)[self.num_engines :] or list(self._ended)
+        forecast = sum(self.seconds[partition] for partition in counted)
         return sum(self._ended[partition] for partition in counted) / forecast if forecast > 0 else 1.0
 
     def forecast_rows(self, now: float) -> int:
         """Rows that will be done by the deadline, according to the corrected forecast."""
-        factor, left, order = self.factor, max(0.0, self._deadline - now), [*self._running, *self._order]
-        whole = [factor * self._seconds[partition] + self._find_load(partition) for partition in order]
+        begun = {*self._running, *self._ended}
+        order = [*self._running, *(partition for partition in self.order if partition not in begun)]
+        factor, left = self.factor, max(0.0, self.deadline - now)
+        whole = [factor * self.seconds[partition] + self._find_load(partition) for partition in order]
         ahead = [
             max(0.0, seconds - (now - self._running.get(partition, now)))
             for partition, seconds in zip(order, whole, strict=True)
         ]
-        num_rows = self._num_done_rows
-        for place, share in find_fitting(range(len(order)), ahead, self._num_engines, left).items():
+        num_rows = sum(self.num_rows[partition] for partition in self._ended)
+        for place, share in find_fitting(range(len(order)), ahead, self.num_engines, left).items():
             done = 1 - (1 - share) * ahead[place] / whole[place] if share < 1 else 1.0
-            num_rows += int(done * self._num_rows[order[place]])
+            num_rows += int(done * self.num_rows[order[place]])
         return num_rows
 
     def _find_load(self, partition: int) -> float:
-        return self._load_seconds if partition in self._first else 0.0
+        return self.load_seconds if partition in self.order[: self.num_engines] else 0.0
 
     def note(self, run: Run, share: float = 1.0) -> None:
         """Keep the corrected forecast in the run's record, for its report; `share` is the run's share of all rows."""

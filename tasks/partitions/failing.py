@@ -18,7 +18,7 @@ from tasks.partitions.attempt import ENDED, Failure, StoppedError, run_model, tr
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.out_of_memory import is_out_of_memory
 from tasks.partitions.partition_work import AttemptLog, PartitionWork
-from tasks.partitions.pieces import Piece, Pieces, split
+from tasks.partitions.pieces import Piece, split
 from tasks.runs.infer_job import InferJob
 from tasks.storage.plan_samples import read_spread_rows
 
@@ -37,7 +37,9 @@ class FailingRows:
 
     def __init__(self, partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog, rows: Plan) -> None:
         self._where = f"{job.workload.name}, partition {partition}"
-        self._job, self._work, self._attempts, self._pieces = job, work, attempts, Pieces(rows)
+        self._job, self._work, self._attempts, self._rows = job, work, attempts, rows
+        self._prompt_of_row = np.cumsum(rows.is_member_start) - 1
+        self._whole = Piece(first=0, last=int(self._prompt_of_row[-1]))
         self._num_failures = 0
 
     def answer(self, failure: Failure | None) -> None:
@@ -46,10 +48,10 @@ class FailingRows:
         Args:
             failure: of the attempt at all rows that has just failed; None if its process died.
         """
-        todo = [self._pieces.whole]
+        todo = [self._whole]
         while todo:
             piece = todo.pop()
-            prompts = self._pieces.find_prompts(piece, self._work.answered)
+            prompts = np.unique(self._prompt_of_row[self._is_left(piece)])
             if not len(prompts):
                 continue
             if self._job.stop.is_made:
@@ -58,16 +60,21 @@ class FailingRows:
             if failure is None:
                 num_earlier = self._attempts.count(piece)
                 # Between the whole and a single prompt, a piece that ended a process is split without a second attempt.
-                is_half = piece != self._pieces.whole and len(prompts) > 1
+                is_half = piece != self._whole and len(prompts) > 1
                 most_earlier = 0 if is_half else self._job.failures.retries
                 if num_earlier <= most_earlier:
-                    rows = self._pieces.select(piece, self._work.answered)
+                    rows = self._rows.select(self._is_left(piece))
                     note = partial(self._attempts.note, piece)
                     failure = try_rows(rows, self._job, self._work, on_begin=note)
                     if failure is None:
                         continue
             todo += self._find_next(piece, prompts, num_earlier, failure or ENDED)
             failure = None
+
+    def _is_left(self, piece: Piece) -> npt.NDArray[np.bool_]:
+        """Which rows are of the piece and have no answer."""
+        is_inside = (self._prompt_of_row >= piece.first) & (self._prompt_of_row <= piece.last)
+        return np.asarray(is_inside & ~np.isin(self._rows.row_id, self._work.answered))
 
     def _find_next(
         self, piece: Piece, prompts: npt.NDArray[np.int64], num_earlier: int, failure: Failure
@@ -86,15 +93,15 @@ class FailingRows:
         self._num_failures += 1
         if self._num_failures == policy.error_rate_rows:
             check_other_rows(self._job)
-        if piece == self._pieces.whole and num_earlier < policy.retries:
+        if piece == self._whole and num_earlier < policy.retries:
             delay_seconds = policy.retry_delay_seconds * 2**num_earlier
             LOGGER.warning("%s: trying again in %g s: %s", self._where, delay_seconds, reason)
             if stop.wait(delay_seconds):
                 raise StoppedError
             return [piece]
         if len(prompts) > 1:
-            return split(prompts, self._pieces.group_of_prompt)[::-1]
-        rows = self._pieces.select(piece, self._work.answered)
+            return split(prompts, self._rows.group_id[self._rows.is_member_start])[::-1]
+        rows = self._rows.select(self._is_left(piece))
         failed = [
             Completion(request_id=str(row_id), finish_reason="error", num_prompt_tokens=len(prompt), error=reason)
             for row_id, prompt in zip(rows.row_id.tolist(), rows.prompts, strict=True)

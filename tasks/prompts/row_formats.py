@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
-from tasks.prompts.prompt import PromptEncoder, Tokens, workload_format
+from tasks.prompts.prompt import Encode, PromptEncoder, Tokens, workload_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload import Workload
 
@@ -11,28 +12,22 @@ ROW_LAYOUT = "row_layout"
 """Column of requests with the order of a row's parts; empty for the order of the workload's template."""
 
 
-class RowEncoder:
-    """Holds a `PromptEncoder` for each order. Use one for a whole table, in one thread."""
+def encode_by_layout(workload: Workload, codec: TextCodec) -> Encode:
+    """As `PromptEncoder.encode`, with each row's value for `ROW_LAYOUT` as its order. For one table, in one thread."""
+    assert workload.row_layouts is not None, "rows have orders of their own"
+    templates = {"": workload.prompt.template, **workload.row_layouts.templates}
 
-    def __init__(self, workload: Workload, codec: TextCodec) -> None:
-        assert workload.row_layouts is not None, "rows have orders of their own"
-        self._workload = workload
-        self._codec = codec
-        self._templates = {"": workload.prompt.template, **workload.row_layouts.templates}
-        self._encoders: dict[str, PromptEncoder] = {}
+    @cache
+    def find_encoder(order: str) -> PromptEncoder:
+        prompt = replace(workload.prompt, template=templates[order])
+        return PromptEncoder(workload_format(prompt, workload.kind.thinking, codec), codec)
 
-    def encode(self, rows: Sequence[Mapping[str, str]]) -> list[Tokens]:
-        """See `PromptEncoder.encode`; a row's value for `ROW_LAYOUT` is its order."""
+    def encode(rows: Sequence[Mapping[str, str]]) -> list[Tokens]:
         prompts: dict[int, Tokens] = {}
         for order in dict.fromkeys(row[ROW_LAYOUT] for row in rows):
             numbers = [number for number, row in enumerate(rows) if row[ROW_LAYOUT] == order]
-            encoded = self._find_encoder(order).encode([rows[number] for number in numbers])
+            encoded = find_encoder(order).encode([rows[number] for number in numbers])
             prompts.update(zip(numbers, encoded, strict=True))
         return [prompts[number] for number in range(len(rows))]
 
-    def _find_encoder(self, order: str) -> PromptEncoder:
-        if order not in self._encoders:
-            prompt = replace(self._workload.prompt, template=self._templates[order])
-            form = workload_format(prompt, self._workload.kind.thinking, self._codec)
-            self._encoders[order] = PromptEncoder(form, self._codec)
-        return self._encoders[order]
+    return encode

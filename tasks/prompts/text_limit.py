@@ -1,7 +1,5 @@
 """The limit of prompts for embeddings and class scores: longer prompts are cut, or become errors."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,52 +13,38 @@ from tasks.answers.pooled import PooledKind
 from tasks.prompts.prompt import Encode, Tokens
 from tasks.prompts.text_codec import TextCodec
 
-Cut = Callable[[Tokens], Tokens]
 
+def limit_prompts(
+    encode: Encode, kind: AnswerKind, codec: TextCodec, checkpoint: Path, max_model_len: int
+) -> tuple[int, Encode]:
+    """The least limit of a checkpoint's config.json, its tokenizer and its sentence-transformers files.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextLimit:
-    """How long a prompt may be, and how a longer one is cut.
-
-    Attributes:
-        max_tokens: most tokens, special ones included.
-        cut: shortens a prompt to `max_tokens`; None if longer prompts are errors.
+    Args:
+        encode: gives the token ids of prompts.
+        kind: of the answers; its `too_long` decides between cutting and errors.
+        codec: of the checkpoint.
+        checkpoint: the model's folder.
+        max_model_len: most tokens, by config.json or a setting.
+    Returns:
+        most tokens of a prompt, special ones included, and `encode` with longer prompts cut; `encode` itself if they
+        are errors.
+    Raises:
+        ModelError: a file of the checkpoint cannot be read.
     """
-
-    max_tokens: int
-    cut: Cut | None
-
-    @classmethod
-    def find(cls, kind: AnswerKind, codec: TextCodec, checkpoint: Path, max_model_len: int) -> "TextLimit":
-        """The least limit of a checkpoint's config.json, its tokenizer and its sentence-transformers files.
-
-        Args:
-            kind: of the answers; its `too_long` decides between cutting and errors.
-            codec: of the checkpoint.
-            checkpoint: the model's folder.
-            max_model_len: most tokens, by config.json or a setting.
-        Raises:
-            ModelError: a file of the checkpoint cannot be read.
-        """
-        assert isinstance(kind, PooledKind), "other kinds have no such limit"
-        limits = [max_model_len, codec.max_tokens]
-        if is_encoder(checkpoint):
-            config = read_json(checkpoint / "config.json")
-            limits.append(int(config["max_position_embeddings"]) - first_position(config))
-        if kind.mode == "embed":
-            limits.append(read_sentence_files(checkpoint).max_tokens)
-        limit = min(each for each in limits if each)
-        if kind.too_long == "error":
-            return cls(max_tokens=limit, cut=None)
-        between = kind.pair_separator
-        separator = codec.encode([codec.trust(between)], add_special_tokens=False)[0] if between else []
-        num_before, num_after = map(len, codec.special_tokens)
-        return cls(max_tokens=limit, cut=lambda prompt: _cut(prompt, limit, num_before, num_after, np.array(separator)))
-
-    def apply(self, encode: Encode) -> Encode:
-        """`encode` with its prompts cut; `encode` itself if longer prompts are errors."""
-        cut = self.cut
-        return encode if cut is None else lambda rows: map(cut, encode(rows))
+    assert isinstance(kind, PooledKind), "other kinds have no such limit"
+    limits = [max_model_len, codec.max_tokens]
+    if is_encoder(checkpoint):
+        config = read_json(checkpoint / "config.json")
+        limits.append(int(config["max_position_embeddings"]) - first_position(config))
+    if kind.mode == "embed":
+        limits.append(read_sentence_files(checkpoint).max_tokens)
+    limit = min(each for each in limits if each)
+    if kind.too_long == "error":
+        return limit, encode
+    between = kind.pair_separator
+    separator = np.array(codec.encode([codec.trust(between)], add_special_tokens=False)[0] if between else [])
+    num_before, num_after = map(len, codec.special_tokens)
+    return limit, lambda rows: (_cut(prompt, limit, num_before, num_after, separator) for prompt in encode(rows))
 
 
 def _cut(prompt: Tokens, limit: int, num_before: int, num_after: int, separator: npt.NDArray[np.int64]) -> Tokens:

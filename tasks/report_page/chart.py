@@ -14,6 +14,9 @@ WIDE, NARROW = 960.0, 470.0
 HEIGHT = 270.0
 LABEL_HEIGHT = 16.0
 
+Span = tuple[float, float]
+"""A range of x, from the lower to the higher value."""
+
 NARROW_CHARACTERS, WIDE_CHARACTERS = frozenset(" .,:;'()|!fijlrtI"), frozenset("%mwMW@")
 
 
@@ -50,25 +53,18 @@ def place_labels(labels: Sequence[tuple[float, str]], most_rows: int) -> list[tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Maps values from `low` to `high` to pixels from `start` to `end`; `end` may be the smaller one.
-
-    Raises `ValueError` unless low < high.
-    """
+    """Maps values from `low` to `high`, which is larger, to pixels from `start` to `end`, which may be smaller."""
 
     low: float
     high: float
     start: float
     end: float
 
-    def __post_init__(self) -> None:
-        if not self.low < self.high:
-            raise ValueError(f"a scale needs low < high, got {self.low} and {self.high}")
-
     def at(self, value: float) -> float:
         """The pixel of a value; values outside of the scale are extrapolated."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
-    def ticks(self, most: int = 6) -> list[float]:
+    def ticks(self, most: int) -> list[float]:
         """At most `most` round values of the scale: multiples of 1, 2 or 5 times a power of ten."""
         raw = (self.high - self.low) / (most - 1)
         power = 10.0 ** math.floor(math.log10(raw))
@@ -136,40 +132,29 @@ class Chart:
         )
         return Picture(width, height, Markup("").join((*ticks, *marks, *axes)), legend)
 
-    def bar(self, low: float, high: float, bottom: float, top: float, kind: str, gap: float = 0.0) -> Markup:
-        """A bar between two values on x and two on y; nothing if it has no height.
+    def bar(self, span: Span, bottom: float, top: float, kind: str, gap: float = 0.0) -> Markup:
+        """A bar over a range of x, between two values on y; nothing if it has no height.
 
         Args:
-            low, high: values on x.
+            span: the range of x.
             bottom, top: values on y.
             kind: CSS class.
             gap: free pixels between neighbouring bars.
         """
         if top <= bottom:
             return Markup("")
-        left, right = self.x.at(low) + gap / 2, self.x.at(high) - gap / 2
-        return element(
-            "rect",
-            x=left,
-            y=self.y.at(top),
-            width=max(right - left, 0.5),
-            height=self.y.at(bottom) - self.y.at(top),
-            class_=kind,
-        )
+        left, right = self.x.at(span[0]) + gap / 2, self.x.at(span[1]) - gap / 2
+        height = self.y.at(bottom) - self.y.at(top)
+        return element("rect", x=left, y=self.y.at(top), width=max(right - left, 0.5), height=height, class_=kind)
 
-    def stack(self, low: float, high: float, parts: Iterable[tuple[str, float]]) -> Iterator[Markup]:
-        """Bars on top of each other.
-
-        Args:
-            low, high: values on x.
-            parts: CSS class and height of each bar, from the bottom up.
-        """
+    def stack(self, span: Span, parts: Iterable[tuple[str, float]]) -> Iterator[Markup]:
+        """Bars on top of each other, of which `parts` gives CSS class and height, from the bottom up."""
         bottom = 0.0
         for kind, size in parts:
-            yield self.bar(low, high, bottom, bottom + size, kind)
+            yield self.bar(span, bottom, bottom + size, kind)
             bottom += size
 
-    def steps(self, edges: Sequence[tuple[float, float]], values: Sequence[float], kind: str) -> Markup:
+    def steps(self, edges: Sequence[Span], values: Sequence[float], kind: str) -> Markup:
         """A step line: level at each value from its left to its right edge.
 
         Args:
@@ -179,9 +164,7 @@ class Chart:
         """
         return element("path", d=self._path(edges, values), class_=f"line {kind}")
 
-    def band(
-        self, edges: Sequence[tuple[float, float]], lows: Sequence[float], highs: Sequence[float], kind: str
-    ) -> Markup:
+    def band(self, edges: Sequence[Span], lows: Sequence[float], highs: Sequence[float], kind: str) -> Markup:
         """The area between two step lines.
 
         Args:
@@ -202,61 +185,39 @@ class Chart:
             element("text", text, x=self.x.end, y=y - 5, class_="tick end"),
         )
 
-    def shade(self, low: float, high: float, text: str) -> Markup:
-        """A shaded range of x, with its name if there is room.
-
-        Args:
-            low, high: values on x.
-            text: the name.
-        """
-        left, right = self.x.at(low), self.x.at(high)
+    def shade(self, span: Span, text: str) -> Markup:
+        """A shaded range of x, with its name if there is room."""
+        left, right = map(self.x.at, span)
         label = element("text", text, x=(left + right) / 2, y=TOP + 34, class_="tick middle")
-        return element(
-            "g",
-            element("rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, class_="shade"),
-            *([label] if right - left > text_width(text) else []),
-        )
+        return element("g", self._area(span, class_="shade"), label if right - left > text_width(text) else "")
 
-    def boundary(self, value: float) -> Markup:
-        """A vertical line, such as between two partitions."""
+    def boundary(self, value: float, kind: str = "boundary") -> Markup:
+        """A vertical line, such as between two partitions; `kind` is its CSS class."""
         x = self.x.at(value)
-        return element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_="boundary")
+        return element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_=kind)
 
-    def chapter(self, value: float, following: float, text: str) -> Markup:
-        """A vertical line at the beginning of a section, with the section's name if there is room.
-
-        Args:
-            value: where the section begins, on x.
-            following: where the next section begins, on x.
-            text: the name.
-        """
-        x = self.x.at(value)
-        if self.x.at(following) - x < text_width(text) + 8:
-            text = ""
-        return element(
-            "g",
-            element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_="axis"),
-            element("text", text, x=x + 4, y=TOP + 20, class_="tick"),
-        )
+    def chapter(self, span: Span, text: str) -> Markup:
+        """A vertical line at the beginning of a section, with the section's name if there is room."""
+        left, right = map(self.x.at, span)
+        shown = text if right - left >= text_width(text) + 8 else ""
+        name = element("text", shown, x=left + 4, y=TOP + 20, class_="tick")
+        return element("g", self.boundary(span[0], "axis"), name)
 
     def flag(self, value: float) -> Markup:
         """A small triangle above the plot, for an event."""
         x = self.x.at(value)
         return element("path", d=f"M{x - 4:.2f} {TOP - 7:g}H{x + 4:.2f}L{x:.2f} {TOP - 1:g}Z", class_="flag")
 
-    def target(self, low: float, high: float, tip: str) -> Markup:
-        """An invisible area of full height over a range of x, with a tooltip.
+    def target(self, span: Span, tip: str) -> Markup:
+        """An invisible area of full height over a range of x, with a tooltip."""
+        return self._area(span, class_="target", data_tip=tip)
 
-        Args:
-            low, high: values on x.
-            tip: text of the tooltip.
-        """
-        left, right = self.x.at(low), self.x.at(high)
-        return element(
-            "rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, class_="target", data_tip=tip
-        )
+    def _area(self, span: Span, **attributes: str) -> Markup:
+        """A rectangle of full height over a range of x."""
+        left, right = map(self.x.at, span)
+        return element("rect", x=left, y=TOP, width=right - left, height=self.y.start - TOP, **attributes)
 
-    def _path(self, edges: Sequence[tuple[float, float]], values: Sequence[float]) -> str:
+    def _path(self, edges: Sequence[Span], values: Sequence[float]) -> str:
         points = zip(edges, values, strict=True)
         return "M" + "L".join(
             f"{self.x.at(left):.2f} {self.y.at(value):.2f}H{self.x.at(right):.2f}" for (left, right), value in points

@@ -1,15 +1,22 @@
-"""Chooses the pictures of a page by the facts that a run has, and draws those with named bars."""
+"""Chooses the pictures of a page by the facts that a run has, and draws those with bars."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tasks.report_page.bars import Bar, draw_histogram, draw_rows
-from tasks.report_page.chart import WIDE, Picture
+from markupsafe import Markup
+
+from tasks.report_page.chart import NARROW, WIDE, Chart, Picture, element
 from tasks.report_page.facts import Row, RunFacts
 from tasks.report_page.quantity import between, count, percent, seconds, short
 from tasks.report_page.timeline import draw_timeline
 
 STAGES = ("read", "tokenize", "plan", "infer", "write")
+TENTHS = tuple(f"{edge * 10}%" for edge in range(11))
+
+ROW_HEIGHT, BAR_HEIGHT, NAME_WIDTH, VALUE_WIDTH = 34.0, 20.0, 170.0, 150.0
+
+FEWEST_PLACES = 5
+"""A histogram with fewer bars leaves free space at the right instead of drawing very wide bars."""
 
 
 class Part(NamedTuple):
@@ -29,11 +36,8 @@ def draw_pictures(facts: RunFacts) -> dict[str, Picture]:
         pictures |= draw_timeline(facts) | {"utilisation": _draw_utilisation(facts)}
     if facts.run.num_prompt_tokens:
         levels = [
-            (
-                level,
-                f"{count(round(level.value))} · {percent(level.share)} saved" if level.share else count(level.value),
-            )
-            for level in find_savings(facts)
+            (each, f"{count(round(each.value))} · {percent(each.share)} saved" if each.share else count(each.value))
+            for each in find_savings(facts)
         ]
         pictures["savings"] = _draw_parts(levels)
         if facts.share_degrees:
@@ -79,54 +83,98 @@ def tenth(each: Row) -> str:
 
 
 def _draw_parts(parts: Sequence[tuple[Part, str]]) -> Picture:
-    return draw_rows([Bar(name=each.name, value=each.value, text=text, kind=each.kind) for each, text in parts])
+    """A horizontal bar for each part, between its name and the text of its value; the longest has full width."""
+    longest = max(part.value for part, _ in parts) or 1.0
+    marks = []
+    for number, (part, text) in enumerate(parts):
+        top = number * ROW_HEIGHT + 6
+        length = part.value / longest * (WIDE - NAME_WIDTH - VALUE_WIDTH)
+        middle = top + BAR_HEIGHT / 2 + 5
+        marks += [
+            element("text", part.name, x=NAME_WIDTH - 10, y=middle, class_="name end"),
+            element("rect", x=NAME_WIDTH, y=top, width=max(length, 1.0), height=BAR_HEIGHT, rx=3, class_=part.kind),
+            element("text", text, x=NAME_WIDTH + length + 8, y=middle, class_="name"),
+        ]
+    return Picture(WIDE, len(parts) * ROW_HEIGHT + 4, Markup("").join(marks))
+
+
+class Bar(NamedTuple):
+    """A bar of a histogram.
+
+    Attributes:
+        quiet: of the value, drawn in a quiet colour at the bottom.
+    """
+
+    value: float
+    tip: str
+    quiet: float = 0.0
 
 
 def _draw_utilisation(facts: RunFacts) -> Picture:
     """A histogram of batch utilisation, weighted by the time of the steps."""
     bars = [
         Bar(
-            name=tenth(each),
-            value=each.seconds,
-            text=f"{tenth(each)} full: {count(each.num_steps)} steps, {seconds(each.seconds)}",
-            kind="plain",
-            part=each.cool_down_seconds,
+            each.seconds,
+            f"{tenth(each)} full: {count(each.num_steps)} steps, {seconds(each.seconds)}",
+            each.cool_down_seconds,
         )
         for each in facts.utilisation
     ]
+    labels = ("tokens of the step / chunk size", "seconds")
     legend = [("plain", "time in such steps"), ("quiet", "of it in a cool-down")]
-    edges = [f"{edge * 10}%" for edge in range(11)]
-    return draw_histogram(bars, edges, "tokens of the step / chunk size", "seconds", width=WIDE, legend=legend)
+    return _draw_histogram(bars, "plain", TENTHS, labels, width=WIDE, legend=legend)
 
 
 def _draw_share_degrees(facts: RunFacts) -> Picture:
     names = [between(each.low, each.high) for each in facts.share_degrees]
     bars = [
-        Bar(
-            name=name,
-            value=each.num_prompts,
-            text=f"degree {name}: {count(each.num_prompts)} prompts in {count(each.num_groups)} groups",
-            kind="prefix",
-        )
+        Bar(each.num_prompts, f"degree {name}: {count(each.num_prompts)} prompts in {count(each.num_groups)} groups")
         for name, each in zip(names, facts.share_degrees, strict=True)
     ]
-    return draw_histogram(bars, names, "distinct prompts that share the prefix", "prompts")
+    return _draw_histogram(bars, "prefix", names, ("distinct prompts that share the prefix", "prompts"))
 
 
 def _draw_cached_shares(facts: RunFacts) -> Picture:
     """A histogram of the share of each prompt that was computed for another row."""
-    bars = [
-        Bar(name=tenth(each), value=each.num_rows, text=f"{tenth(each)}: {count(each.num_rows)} rows", kind="prefix")
-        for each in facts.cached_shares
-    ]
-    return draw_histogram(bars, [f"{edge * 10}%" for edge in range(11)], "cached tokens / prompt tokens", "rows")
+    bars = [Bar(each.num_rows, f"{tenth(each)}: {count(each.num_rows)} rows") for each in facts.cached_shares]
+    return _draw_histogram(bars, "prefix", TENTHS, ("cached tokens / prompt tokens", "rows"))
 
 
 def _draw_lengths(kind: str, bins: Sequence[Row]) -> Picture:
     unit = "groups" if kind == "prefix" else "rows"
-    names = [between(each.low, each.high - 1) for each in bins]
     bars = [
-        Bar(name=name, value=each.num_rows, text=f"{name} tokens: {count(each.num_rows)} {unit}", kind="plain")
-        for name, each in zip(names, bins, strict=True)
+        Bar(each.num_rows, f"{between(each.low, each.high - 1)} tokens: {count(each.num_rows)} {unit}") for each in bins
     ]
-    return draw_histogram(bars, [*(short(each.low) for each in bins), short(bins[-1].high)], "tokens", unit)
+    edges = [*(short(each.low) for each in bins), short(bins[-1].high)]
+    return _draw_histogram(bars, "plain", edges, ("tokens", unit))
+
+
+def _draw_histogram(
+    bars: Sequence[Bar],
+    kind: str,
+    edges: Sequence[str],
+    labels: tuple[str, str],
+    width: float = NARROW,
+    legend: Sequence[tuple[str, str]] = (),
+) -> Picture:
+    """Vertical bars side by side.
+
+    Args:
+        kind: CSS class of their colour.
+        edges: labels of the bars' borders, one more than bars; or one label for each bar, placed below its middle, in
+            up to two rows. Labels without room are left out.
+        labels: what is measured on x and y, with the unit.
+    """
+    is_below_bars = len(edges) == len(bars)
+    chart = Chart(
+        max(len(bars), FEWEST_PLACES),
+        max((bar.value for bar in bars), default=0.0) or 1.0,
+        *labels,
+        width=width,
+        x_names=[(n + (0.5 if is_below_bars else 0.0), edge) for n, edge in enumerate(edges)],
+        most_name_rows=2 if is_below_bars else 1,
+    )
+    marks = [chart.bar((n, n + 1), bar.quiet, bar.value, kind, gap=3) for n, bar in enumerate(bars)]
+    marks += [chart.bar((n, n + 1), 0.0, bar.quiet, "quiet", gap=3) for n, bar in enumerate(bars)]
+    marks += [chart.target((n, n + 1), bar.tip) for n, bar in enumerate(bars)]
+    return chart.render(marks, legend)

@@ -59,8 +59,8 @@ def _draw_metrics(metrics: Sequence[Row]) -> Picture:
         ]
         if interval(each):
             low, high = at(each.low), at(each.high)
-            bar = element("rect", x=low, y=y - 4, width=max(high - low, 1.0), height=8.0, rx=4, class_="quiet")
-            marks.append(bar)
+            size = {"width": max(high - low, 1.0), "height": 8.0}
+            marks.append(element("rect", x=low, y=y - 4, **size, rx=4, class_="quiet"))
         marks.append(element("circle", cx=at(each.value), cy=y, r=5, class_="plain"))
     return Picture(WIDE, height + 4, Markup("").join(marks))
 
@@ -70,11 +70,10 @@ def _draw_reliability(bins: Sequence[Row]) -> Picture:
     chart = Chart(1.0, 1.0, "confidence", "share right", width=NARROW)
     marks = []
     for each in bins:
-        low, high = each.tenth / 10, each.tenth / 10 + 0.1
-        marks.append(chart.bar(low, high, 0.0, each.share_right, "prefix", gap=3))
-    ends = [chart.x.at(0.0), chart.y.at(0.0), chart.x.at(1.0), chart.y.at(1.0)]
-    names = ("x1", "y1", "x2", "y2")
-    marks.append(element("line", **dict(zip(names, ends, strict=True)), class_="limit"))
+        span = (each.tenth / 10, each.tenth / 10 + 0.1)
+        marks.append(chart.bar(span, 0.0, each.share_right, "prefix", gap=3))
+    (x1, x2), (y1, y2) = ([scale.at(end) for end in (0.0, 1.0)] for scale in (chart.x, chart.y))
+    marks.append(element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_="limit"))
     for each in bins:
         x = chart.x.at(each.tenth / 10 + 0.05)
         marks.append(element("line", x1=x, x2=x, y1=chart.y.at(each.low), y2=chart.y.at(each.high), class_="axis"))
@@ -82,7 +81,7 @@ def _draw_reliability(bins: Sequence[Row]) -> Picture:
             f"confidence {each.mean_confidence:.2f} in the mean of {count(each.num_rows)} rows: "
             f"{percent(each.share_right)} right ({percent(each.low)} to {percent(each.high)})"
         )
-        marks.append(chart.target(each.tenth / 10, each.tenth / 10 + 0.1, tip))
+        marks.append(chart.target((each.tenth / 10, each.tenth / 10 + 0.1), tip))
     return chart.render(marks, [("prefix", "right answers, with their 95% interval")])
 
 
@@ -103,16 +102,9 @@ def _draw_confusion(cells: Sequence[Row], labels: Sequence[str]) -> Picture:
             share, x = each.num_rows / totals[label], LABEL_WIDTH + labels.index(each.answer) * CELL_WIDTH
             kind = "prefix" if each.answer == label else "suffix"
             tip = f"{label} expected, {each.answer} answered: {count(each.num_rows)} rows, {percent(share)}"
-            box = element(
-                "rect",
-                x=x + 1,
-                y=y,
-                width=CELL_WIDTH - 2,
-                height=CELL_HEIGHT - 2,
-                class_=kind,
-                fill_opacity=0.15 + 0.85 * share,
-                data_tip=tip,
-            )
+            size = {"width": CELL_WIDTH - 2, "height": CELL_HEIGHT - 2}
+            opacity = 0.15 + 0.85 * share
+            box = element("rect", x=x + 1, y=y, **size, class_=kind, fill_opacity=opacity, data_tip=tip)
             marks += [box, element("text", count(each.num_rows), x=x + CELL_WIDTH / 2, y=y + 19, class_="name middle")]
     needed = LABEL_WIDTH + len(labels) * CELL_WIDTH + 8
     width = NARROW if needed <= NARROW else max(needed, WIDE)  # of a figure's width, so that text is not scaled up

@@ -8,24 +8,24 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from tasks.report_page.chart import Chart, Picture
+from tasks.report_page.chart import Chart, Picture, Span
 from tasks.report_page.facts import Row, RunFacts
 from tasks.report_page.quantity import between, count, seconds
 
 KINDS = (
-    ("decode", "decode: answers going on"),
-    ("suffix", "suffix: prompts' own parts"),
-    ("prefix", "prefix: shared once"),
-    ("padding", "padding: computed and thrown away"),
+    ("decode", "mean_decode_tokens", "decode: answers going on"),
+    ("suffix", "mean_suffix_tokens", "suffix: prompts' own parts"),
+    ("prefix", "mean_prefix_tokens", "prefix: shared once"),
+    ("padding", "mean_padding_tokens", "padding: computed and thrown away"),
 )
-"""CSS class and legend, from the bottom up; the last only if prompts are padded."""
+"""CSS class, column of a bin and legend, from the bottom up; the last only if prompts are padded."""
 
 OWNERS = (
-    ("prefix", "prefixes", "prefixes: shared, until their last request is answered"),
-    ("kv", "requests", "requests: own parts and answers, set aside or written"),
-    ("quiet", "cached", "cached: found again by chance, given up when others need it (sharing lru)"),
+    ("prefix", "prefix_kv_blocks_at_max", "prefixes: shared, until their last request is answered"),
+    ("kv", "request_kv_blocks_at_max", "requests: own parts and answers, set aside or written"),
+    ("quiet", "cached_kv_blocks_at_max", "cached: found again by chance, given up when others need it (sharing lru)"),
 )
-"""CSS class, name and legend, from the bottom up."""
+"""CSS class, column of a bin (null if the run did not note it) and legend, from the bottom up."""
 
 SCARCE_SHARE = 0.25
 """If a run never uses this share of the KV blocks, its picture ends at the most blocks that it uses."""
@@ -33,7 +33,7 @@ SCARCE_SHARE = 0.25
 MOST_BOUNDARIES = 40
 """Most borders between partitions that are drawn; more would hide the picture."""
 
-Edges = Sequence[tuple[float, float]]
+Edges = Sequence[Span]
 
 
 def draw_timeline(facts: RunFacts) -> dict[str, Picture]:
@@ -55,18 +55,17 @@ def _draw_tokens(facts: RunFacts) -> Picture:
     kinds = KINDS[: 4 if facts.totals.num_padding_tokens else 3]
     edges = [(float(each.first_position), each.last_position + 1.0) for each in bins]
     marks = _draw_background(chart, bins, edges)
-    for each, (low, high) in zip(bins, edges, strict=True):
-        counts = [(kind, num_tokens) for (kind, _), num_tokens in zip(kinds, _by_kind(each), strict=False)]
-        marks += chart.stack(low, high, counts)
+    for each, span in zip(bins, edges, strict=True):
+        marks += chart.stack(span, [(kind, getattr(each, column)) for kind, column, _ in kinds])
     if is_binned:
         lows, highs = [float(each.min_tokens) for each in bins], [float(each.max_tokens) for each in bins]
         marks += [chart.band(edges, lows, highs, "ink"), chart.steps(edges, lows, "ink")]
     marks.append(chart.limit(chunk, f"chunk size {count(chunk)}"))
-    for each, (low, high) in zip(bins, edges, strict=True):
+    for each, span in zip(bins, edges, strict=True):
         if each.num_preempted_requests:
-            marks.append(chart.flag((low + high) / 2))
+            marks.append(chart.flag(sum(span) / 2))
     marks += _draw_targets(chart, facts, edges, _tokens_tip)
-    legend = list(kinds)
+    legend = [(kind, text) for kind, _, text in kinds]
     if any(each.is_cool_down for each in bins):
         legend.append(("shade", "cool-down"))
     if is_binned:
@@ -86,14 +85,12 @@ def _draw_kv_memory(facts: RunFacts, edges: Edges) -> Picture:
     chart = Chart(bins[-1].ended_seconds, most_shown, _x_label("seconds of model time", facts), label)
     most = [float(each.max_kv_blocks) for each in bins]
     marks = _draw_background(chart, bins, edges)
-    for each, (low, high) in zip(bins, edges, strict=True):
-        blocks = [(kind, num_blocks or 0) for (kind, _, _), num_blocks in zip(OWNERS, _by_owner(each), strict=True)]
-        marks += chart.stack(low, high, blocks)
+    for each, span in zip(bins, edges, strict=True):
+        marks += chart.stack(span, [(kind, getattr(each, column) or 0) for kind, column, _ in OWNERS])
     if all(each.prefix_kv_blocks_at_max is None for each in bins):
         marks.append(chart.band(edges, [0.0] * len(bins), most, "kv"))
     marks.append(chart.steps(edges, most, "ink"))
-    shown = [any(column) for column in zip(*map(_by_owner, bins), strict=True)]
-    legend = [(kind, text) for (kind, _, text), is_shown in zip(OWNERS, shown, strict=True) if is_shown]
+    legend = [(kind, text) for kind, column, text in OWNERS if any(getattr(each, column) for each in bins)]
     legend.append(("ink", "blocks in use, the most of a step"))
     if peak_swapped:
         marks.append(chart.steps(edges, [float(each.max_swapped_kv_blocks) for each in bins], "swapped"))
@@ -136,7 +133,7 @@ def _draw_background(chart: Chart, bins: Sequence[Row], edges: Edges) -> list[Ma
             begin = edges[number][0]
         is_last = number + 1 == len(bins) or bins[number + 1].first_partition != each.last_partition
         if begin is not None and (is_last or not bins[number + 1].is_cool_down):
-            marks.append(chart.shade(begin, edges[number][1], "cool-down"))
+            marks.append(chart.shade((begin, edges[number][1]), "cool-down"))
             begin = None
     for (each, following), (low, _) in zip(pairwise(bins), edges[1:], strict=True):
         if following.engine == each.engine and following.last_partition != each.last_partition:
@@ -147,7 +144,7 @@ def _draw_background(chart: Chart, bins: Sequence[Row], edges: Edges) -> list[Ma
         starts = [0, *(n for n in range(1, len(bins)) if bins[n].engine != bins[n - 1].engine)]
         ends = [*(edges[n][0] for n in starts[1:]), edges[-1][1]]
         marks += [
-            chart.chapter(edges[n][0], end, f"engine {bins[n].engine}") for n, end in zip(starts, ends, strict=True)
+            chart.chapter((edges[n][0], end), f"engine {bins[n].engine}") for n, end in zip(starts, ends, strict=True)
         ]
     return marks
 
@@ -155,28 +152,18 @@ def _draw_background(chart: Chart, bins: Sequence[Row], edges: Edges) -> list[Ma
 def _draw_targets(chart: Chart, facts: RunFacts, edges: Edges, tip: Callable[[Row], str]) -> list[Markup]:
     """Tooltips over each bin with its steps, their time, and `tip`."""
     targets = []
-    for each, (low, high) in zip(facts.bins, edges, strict=True):
+    for each, span in zip(facts.bins, edges, strict=True):
         engine = f"engine {each.engine}, " if facts.totals.num_engines > 1 else ""
         steps = f"step {between(each.first_position, each.last_position)}, {seconds(each.started_seconds)}"
-        targets.append(chart.target(low, high, f"{engine}{steps}: {tip(each)}"))
+        targets.append(chart.target(span, f"{engine}{steps}: {tip(each)}"))
     return targets
-
-
-def _by_kind(each: Row) -> tuple[float, float, float, float]:
-    """Tokens in the order of `KINDS`."""
-    return each.mean_decode_tokens, each.mean_suffix_tokens, each.mean_prefix_tokens, each.mean_padding_tokens
-
-
-def _by_owner(each: Row) -> tuple[int | None, int | None, int | None]:
-    """Blocks in the order of `OWNERS`; None if the run did not note them."""
-    return each.prefix_kv_blocks_at_max, each.request_kv_blocks_at_max, each.cached_kv_blocks_at_max
 
 
 def _tokens_tip(each: Row) -> str:
     kinds = ", ".join(
         f"{kind} {count(num_tokens)}"
-        for (kind, _), num_tokens in zip(KINDS, _by_kind(each), strict=True)
-        if num_tokens or kind != "padding"
+        for kind, column, _ in KINDS
+        if (num_tokens := getattr(each, column)) or kind != "padding"
     )
     is_even = each.min_tokens == each.max_tokens
     spread = "" if is_even else f" ({count(each.min_tokens)} to {count(each.max_tokens)} in all)"
@@ -186,9 +173,9 @@ def _tokens_tip(each: Row) -> str:
 
 def _memory_tip(each: Row) -> str:
     owners = [
-        f"{count(num_blocks)} {name}"
-        for (_, name, _), num_blocks in zip(OWNERS, _by_owner(each), strict=True)
-        if num_blocks
+        f"{count(num_blocks)} {text.partition(':')[0]}"
+        for _, column, text in OWNERS
+        if (num_blocks := getattr(each, column))
     ]
     swapped = f"; {count(each.max_swapped_kv_blocks)} swapped" if each.max_swapped_kv_blocks else ""
     return f"{count(each.max_kv_blocks)} KV blocks" + (f": {', '.join(owners)}" if owners else "") + swapped

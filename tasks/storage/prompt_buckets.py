@@ -25,7 +25,7 @@ def read_buckets(tokens: pq.ParquetFile, folder: str | Path, bucket_tokens: int)
     """
     bounds = _choose_bounds(tokens, bucket_tokens)
     rows = sort_batches(_number_buckets(tokens, bounds), "bucket", folder)
-    for bucket, pieces in groupby(cut_by(rows, "bucket"), key=_bucket_of):
+    for bucket, pieces in groupby(cut_by(rows, "bucket"), key=lambda batch: batch.column("bucket")[0].as_py()):
         if bucket % 2:  # odd buckets hold copies of one boundary prompt, in the order of the file
             yield from pieces
         else:
@@ -49,8 +49,3 @@ def _number_buckets(tokens: pq.ParquetFile, bounds: list[bytes]) -> Iterator[pa.
         keys = [prompt.tobytes() for prompt in token_arrays(batch.column("token_ids"))]
         buckets = [bisect_left(bounds, key) + bisect_right(bounds, key) for key in keys]
         yield batch.append_column("bucket", pa.array(buckets, pa.int64()))
-
-
-def _bucket_of(batch: pa.RecordBatch) -> int:
-    bucket: int = batch.column("bucket")[0].as_py()
-    return bucket

@@ -11,14 +11,15 @@ import pytest
 from rich.console import Console
 
 from engine.config import EngineConfig
-from engine.errors import CapacityError, ConfigError, DatabaseError, ModelError, WorkloadError
+from engine.errors import CapacityError, ConfigError, DatabaseError, ModelError
 from flows.command.run_flow import run_flow
 from flows.explain import explain
 from flows.explain_page import show_forecast
 from flows.settings import EngineSettings, PlanSettings
 from tasks.forecast.advice import advise_keeping
-from tasks.forecast.field_orders import FieldColumn, compare_field_orders
 from tasks.forecast.forecast import Forecast
+from tasks.layouts.estimate import PartTexts
+from tasks.layouts.field_orders import compare_field_orders
 from tasks.storage.artifact import runs_folder
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -154,16 +155,15 @@ def test_a_template_in_a_poor_order_is_noticed(nights: Any, tmp_path: Path) -> N
 
 def test_orders_are_compared_as_by_hand() -> None:
     # Two documents of 100 bytes, each with three questions of 10 that all documents share.
-    document = FieldColumn(name="d", codes=np.array([0, 0, 0, 1, 1, 1]), num_bytes=np.full(6, 100))
-    question = FieldColumn(name="q", codes=np.array([0, 1, 2, 0, 1, 2]), num_bytes=np.full(6, 10))
+    hashes = np.array([[0, 1, 2, 0, 1, 2], [0, 0, 0, 1, 1, 1]], np.uint64).T
+    texts = PartTexts(head=0, hashes=hashes, num_bytes=np.tile([10, 100], (6, 1)))
     total, fixed = 6 * 117, 5 + 6 * 2
-    found = compare_field_orders([question, document], 5, 2)
+    found = compare_field_orders(["q", "d"], texts, 5, 2)
     assert [(order.fields, order.is_current) for order in found] == [(("d", "q"), False), (("q", "d"), True)]
     assert found[0].saving_ratio == pytest.approx(1 - (fixed + 2 * 100 + 6 * 10) / total)
     assert found[1].saving_ratio == pytest.approx(1 - (fixed + 3 * 10 + 6 * 100) / total)
-    assert compare_field_orders([], 5, 2) == []
-    with pytest.raises(WorkloadError, match="9 fields"):
-        compare_field_orders([question] * 9, 0, 0)
+    none = PartTexts(head=0, hashes=hashes[:0], num_bytes=texts.num_bytes[:0])
+    assert compare_field_orders(["q", "d"], none, 5, 2) == []
 
 
 def test_memory_decides_what_is_advised(nights: Any) -> None:

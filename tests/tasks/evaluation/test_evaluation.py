@@ -19,7 +19,7 @@ from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.evaluation import evaluation as evaluation_module
 from tasks.evaluation.evaluation import Evaluation, evaluate_answers
-from tasks.evaluation.threshold import Threshold, find_failures
+from tasks.evaluation.threshold import Threshold
 from tasks.workloads.workload import load_workload
 
 RANKING = load_workload("ranking")
@@ -461,7 +461,8 @@ def test_thresholds_name_what_misses_them(database: Path) -> None:
     found = evaluate_answers(database, RANKING, "gold").metrics
 
     def check(*texts: str, is_least: bool = True) -> list[str]:
-        return find_failures([Threshold.parse(text, is_least=is_least) for text in texts], found)
+        thresholds = [Threshold.parse(text, is_least=is_least) for text in texts]
+        return [failure for each in thresholds for failure in each.find_failures(found)]
 
     assert check("accuracy=0.75", "label.recall.yes=1", "coverage=1") == []
     assert check("accuracy=0.8", "label.recall.no=0.9") == [

@@ -13,7 +13,7 @@ from engine.errors import ModelError
 from tasks.answers.head_score import PAIR_MARK, HeadScore, find_pair_separator
 from tasks.prompts.prompt import PromptEncoder, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
-from tasks.prompts.text_limit import TextLimit, share_tokens
+from tasks.prompts.text_limit import limit_prompts, share_tokens
 from tasks.workloads.workload import Prompt
 from tests.conftest import TOKENIZER_TEXT
 
@@ -63,9 +63,9 @@ def test_prompts_are_those_of_the_tokenizer(make: object, is_pair: bool, tmp_pat
     assert kind.bind(template, tmp_path) == (kind, template), "binding again changes nothing"
     codec = TextCodec.load(tmp_path)
     encoder = PromptEncoder(build_prompt_format(Prompt(template=template, chat=False), codec), codec)
-    limit = TextLimit.find(kind, codec, tmp_path, 10_000)
-    assert limit.max_tokens == LIMIT
-    found = [limit.cut(prompt).tolist() for prompt in encoder.encode([{"a": a, "b": b} for a, b in TEXTS])]
+    limit, encode = limit_prompts(encoder.encode, kind, codec, tmp_path, 10_000)
+    assert limit == LIMIT
+    found = [prompt.tolist() for prompt in encode([{"a": a, "b": b} for a, b in TEXTS])]
     stock = transformers.AutoTokenizer.from_pretrained(tmp_path)
     pairs = [list(texts) for texts in zip(*TEXTS, strict=True)]
     expected = stock(*pairs[: 1 + is_pair], truncation=True)["input_ids"]
@@ -88,7 +88,7 @@ def test_the_longer_text_is_cut(num_first: int, num_second: int, limit: int) -> 
 def test_longer_texts_as_errors(tmp_path: Path) -> None:
     save_word_piece(tmp_path)
     kind = HeadScore(labels="checkpoint", too_long="error", output={"table": "t"})
-    assert TextLimit.find(kind, TextCodec.load(tmp_path), tmp_path, 9) == TextLimit(max_tokens=9, cut=None)
+    assert limit_prompts(iter, kind, TextCodec.load(tmp_path), tmp_path, 9) == (9, iter)
 
 
 def test_a_tokenizer_without_pairs_is_refused(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_tokenizer_without_pairs_is_refused(tmp_path: Path) -> None:
 def test_short_prompts_stay(tmp_path: Path) -> None:
     save_unigram(tmp_path)
     kind = HeadScore(labels="checkpoint", output={"table": "t"})
-    cut = TextLimit.find(kind, TextCodec.load(tmp_path), tmp_path, 10_000).cut
-    assert cut is not None
+    _, encode = limit_prompts(iter, kind, TextCodec.load(tmp_path), tmp_path, 10_000)
     prompt = np.arange(LIMIT, dtype=np.int32)
-    assert cut(prompt) is prompt
+    (found,) = encode([prompt])
+    assert found is prompt
