@@ -69,17 +69,22 @@ def is_quantized(model: str | Path) -> bool:
 def checkpoint_digest(folder: Path) -> str:
     """Identity of a checkpoint: sha256 over configuration and tokenizer files, and over sizes and samples of weights.
 
-    Weight files are sampled, not read whole: their headers and spread samples tell revisions apart.
+    Weight files are sampled, not read whole: their headers and spread samples tell revisions apart. A GGUF file is its
+    own identity, without the files made from it: their text depends on the release of transformers.
     """
     digest = hashlib.sha256()
+    if (folder / GGUF_TENSORS).is_file():
+        table = read_json(folder / GGUF_TENSORS)
+        first = min((tensor["offset"] for tensor in table["tensors"].values()), default=0)
+        with Path(table["file"]).open("rb") as stream:
+            digest.update(stream.read(first))  # all before the weights: configuration, vocabulary, chat template
+        digest.update(weight_sample(Path(table["file"])))
+        return digest.hexdigest()
     for file in sorted(folder.iterdir()):
         if file.name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
             digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
         elif file.suffix == ".safetensors":
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode() + weight_sample(file))
-        elif file.name == GGUF_TENSORS:
-            table = read_json(file)
-            digest.update(json.dumps(table["tensors"]).encode() + weight_sample(Path(table["file"])))
     if (folder / "modules.json").is_file():
         for pattern in SENTENCE_FILES:
             for file in sorted(folder.glob(pattern)):

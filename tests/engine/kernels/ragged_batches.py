@@ -126,4 +126,5 @@ NATIVE_BATCHES = BATCHES | {
 }
 
 
-CPU_FLAGS = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
+_CPU_LINES = Path("/proc/cpuinfo").read_text().splitlines()
+CPU_FLAGS = next(line for line in _CPU_LINES if line.startswith(("flags", "Features"))).split()

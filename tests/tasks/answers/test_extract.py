@@ -140,7 +140,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
     [
         (None, "schema names 'shape.json', and "),
         ("{", "which is not JSON"),
-        ('{"not": ' * 5000, "which is nested too deeply"),
+        ('{"not": ' * 100_000, "which is nested too deeply"),
         ("[]", "which is not a JSON object"),
         ('{"enum": []}', "which cannot be used: Unsatisfiable schema"),
         ('{"type": "strange"}', "which cannot be used: Invalid type: strange"),

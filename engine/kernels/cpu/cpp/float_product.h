@@ -11,6 +11,8 @@ namespace {
 constexpr int FLOATS = 16, FLOAT_ROWS = 12;  // 24 sums and their operands fit 32 registers
 #elif defined(__AVX__)
 constexpr int FLOATS = 8, FLOAT_ROWS = 4;
+#elif defined(__aarch64__)
+constexpr int FLOATS = 4, FLOAT_ROWS = 8;  // 16 sums and their operands fit 32 registers
 #else
 constexpr int FLOATS = 4, FLOAT_ROWS = 4;
 #endif

@@ -227,11 +227,8 @@ struct QuadAttend {
     for (int half = 0; half < 2; half++) {
       by_rows<QUAD_ROWS>(num_rows, [=](auto rows, int first) {
         QuadSums<rows, 1> sums;
-        for (int r = 0; r < rows; r++) sums.sums[0][r] = Ints{} + offset[first + r];
-        for (int d = 0; d < size; d += 4) {
-          const Ints lanes = load_ints(keys + (half * size + d) * 16) ^ int32_t(0x80808080);
-          sums.add(q + first * size + d, size, lanes);
-        }
+        sums.fill_columns(offset + first);
+        for (int d = 0; d < size; d += 4) sums.add(q + first * size + d, size, keys + (half * size + d) * 16);
         sums.store(to + first * stride + half * 16, stride);
       });
     }

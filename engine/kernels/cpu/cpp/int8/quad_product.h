@@ -63,8 +63,8 @@ struct QuadOperands {
       by_rows<QUAD_ROWS>(count, [=](auto rows, int first) {
         const uint8_t* const at = from + first * size;
         int32_t* const to = block + first * PANEL + half * 16;
-        if constexpr (rows == 8)
-          multiply_8_rows(at, columns, offsets, size, to);
+        if constexpr (rows == 8 || REGISTER < 16)
+          multiply_apart<rows>(at, columns, offsets, size, to);
         else
           multiply_rows<rows>(at, columns, offsets, size, to);
       });
@@ -75,8 +75,7 @@ struct QuadOperands {
   __attribute__((always_inline)) static void multiply_rows(const uint8_t* from, const int8_t* columns, const int32_t* offsets,
                                                            int64_t size, int32_t* to) {
     QuadSums<R, QUAD_HALVES> sums;
-    for (int h = 0; h < QUAD_HALVES; h++)
-      for (int r = 0; r < R; r++) sums.sums[h][r] = load_ints(offsets + 16 * h);
+    sums.fill_rows(offsets);
     for (int64_t k = 0; k < size; k += 4) {
       const int8_t* quads = columns + k * PANEL;
       __builtin_prefetch(quads + AHEAD_BYTES, 0, 2);
@@ -87,9 +86,10 @@ struct QuadOperands {
   }
 
   // Not inlined, see PairOperands.
-  __attribute__((noinline)) static void multiply_8_rows(const uint8_t* from, const int8_t* columns, const int32_t* offsets,
-                                                        int64_t size, int32_t* to) {
-    multiply_rows<8>(from, columns, offsets, size, to);
+  template <int R>
+  __attribute__((noinline)) static void multiply_apart(const uint8_t* from, const int8_t* columns, const int32_t* offsets,
+                                                       int64_t size, int32_t* to) {
+    multiply_rows<R>(from, columns, offsets, size, to);
   }
 };
 

@@ -10,6 +10,8 @@
 
 #if !defined(NO_VECTORS) && defined(__AVX2__)
 #include <immintrin.h>
+#elif !defined(NO_VECTORS) && defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -126,74 +128,96 @@ inline Lanes exp2_lanes(Lanes x) {
 #endif
 }
 
-// sums[i] += the unsigned bytes 4 i to 4 i + 3 of u times the signed ones of s.
-__attribute__((always_inline)) inline Ints add_quads(Ints sums, Ints u, Ints s) {
+// A register of sums, or of quads of bytes. QUAD_ROWS by QUAD_HALVES vectors of 16 sums fit the registers.
 #if !defined(NO_VECTORS) && defined(__AVX512VNNI__)
-  return Ints(_mm512_dpbusd_epi32(__m512i(sums), __m512i(u), __m512i(s)));
+constexpr int REGISTER = 16, QUAD_ROWS = 12, QUAD_HALVES = 2;
 #elif !defined(NO_VECTORS) && defined(__AVX2__)
-  struct Halves {
-    __m256i half[2];
-  };
-  Halves to = __builtin_bit_cast(Halves, sums);
-  const Halves x = __builtin_bit_cast(Halves, u), y = __builtin_bit_cast(Halves, s);
-  for (int i = 0; i < 2; i++) {
-#ifdef __AVXVNNI__
-    to.half[i] = _mm256_dpbusd_avx_epi32(to.half[i], x.half[i], y.half[i]);
-#else  // pairs of 16 bits: sums of two such products always fit 32
-    const __m256i even_x = _mm256_and_si256(x.half[i], _mm256_set1_epi16(0xff)), odd_x = _mm256_srli_epi16(x.half[i], 8);
-    const __m256i even_y = _mm256_srai_epi16(_mm256_slli_epi16(y.half[i], 8), 8), odd_y = _mm256_srai_epi16(y.half[i], 8);
-    const __m256i even = _mm256_madd_epi16(even_x, even_y), odd = _mm256_madd_epi16(odd_x, odd_y);
-    to.half[i] = _mm256_add_epi32(to.half[i], _mm256_add_epi32(even, odd));
+constexpr int REGISTER = 8, QUAD_ROWS = 4, QUAD_HALVES = 1;
+#else
+constexpr int REGISTER = 4, QUAD_ROWS = 4, QUAD_HALVES = 1;
 #endif
-  }
-  return __builtin_bit_cast(Ints, to);
+typedef int32_t Quads __attribute__((vector_size(REGISTER * 4)));
+
+inline Quads load_quads(const void* from) {
+  Quads quads;
+  std::memcpy(&quads, from, sizeof quads);
+  return quads;
+}
+
+// The quad at x in all lanes.
+inline Quads repeat_quad(const void* x) {
+  int32_t quad;
+  std::memcpy(&quad, x, sizeof quad);
+  return Quads{} + quad;
+}
+
+// sums[i] += the unsigned bytes 4 i to 4 i + 3 of u times the signed ones of s.
+__attribute__((always_inline)) inline Quads add_quads(Quads sums, Quads u, Quads s) {
+#if !defined(NO_VECTORS) && defined(__AVX512VNNI__)
+  return Quads(_mm512_dpbusd_epi32(__m512i(sums), __m512i(u), __m512i(s)));
+#elif !defined(NO_VECTORS) && defined(__AVXVNNI__)
+  return Quads(_mm256_dpbusd_avx_epi32(__m256i(sums), __m256i(u), __m256i(s)));
+#elif !defined(NO_VECTORS) && defined(__AVX2__)  // pairs of 16 bits: sums of two such products always fit 32
+  const __m256i even_u = _mm256_and_si256(__m256i(u), _mm256_set1_epi16(0xff)), odd_u = _mm256_srli_epi16(__m256i(u), 8);
+  const __m256i even_s = _mm256_srai_epi16(_mm256_slli_epi16(__m256i(s), 8), 8), odd_s = _mm256_srai_epi16(__m256i(s), 8);
+  return sums + (Quads(_mm256_madd_epi16(even_u, even_s)) + Quads(_mm256_madd_epi16(odd_u, odd_s)));
+#elif !defined(NO_VECTORS) && defined(__ARM_FEATURE_MATMUL_INT8)
+  return Quads(vusdotq_s32(int32x4_t(sums), uint8x16_t(u), int8x16_t(s)));
+#elif !defined(NO_VECTORS) && defined(__ARM_FEATURE_DOTPROD)  // u s = (u - 128) s + 64 s + 64 s
+  const int8x16_t lower = int8x16_t(u ^ int32_t(0x80808080)), bytes = int8x16_t(s), half = vdupq_n_s8(64);
+  const int32x4_t rest = vdotq_s32(vdotq_s32(vdupq_n_s32(0), bytes, half), bytes, half);
+  return Quads(vdotq_s32(int32x4_t(sums), lower, bytes)) + Quads(rest);
 #else
   for (int shift = 0; shift < 32; shift += 8) sums += ((u >> shift) & 255) * ((s << (24 - shift)) >> 24);
   return sums;
 #endif
 }
 
-// The quad at x in all lanes.
-inline Ints repeat_quad(const void* x) {
-  int32_t quad;
-  std::memcpy(&quad, x, sizeof quad);
-  return Ints{} + quad;
-}
-
 // Sums of R rows for 16 H columns.
 template <int R, int H>
 struct QuadSums {
-  Ints sums[H][R];
+  static constexpr int PARTS = 16 * H / REGISTER;
+  Quads sums[PARTS][R];
+
+  // All rows begin with the same sums: from[column].
+  __attribute__((always_inline)) void fill_rows(const int32_t* from) {
+    for (int i = 0; i < PARTS; i++)
+      for (int r = 0; r < R; r++) sums[i][r] = load_quads(from + REGISTER * i);
+  }
+
+  // All columns begin with the same sums: from[row].
+  __attribute__((always_inline)) void fill_columns(const int32_t* from) {
+    for (int i = 0; i < PARTS; i++)
+      for (int r = 0; r < R; r++) sums[i][r] = Quads{} + from[r];
+  }
 
   // Adds the unsigned quad at x of each row times the signed quads of 16 columns; the next 16 columns are `next` further on.
   __attribute__((always_inline)) void add(const uint8_t* x, int64_t stride, const int8_t* columns, int64_t next) {
-    Ints lanes[H];
-    for (int h = 0; h < H; h++) lanes[h] = load_ints(columns + h * next);
+    Quads lanes[PARTS];
+    for (int i = 0; i < PARTS; i++) lanes[i] = load_quads(columns + i * REGISTER / 16 * next + i * REGISTER % 16 * 4);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      const Ints quad = repeat_quad(x + r * stride);
-      for (int h = 0; h < H; h++) sums[h][r] = add_quads(sums[h][r], quad, lanes[h]);
+      const Quads quad = repeat_quad(x + r * stride);
+      for (int i = 0; i < PARTS; i++) sums[i][r] = add_quads(sums[i][r], quad, lanes[i]);
     }
   }
 
-  // The same with signed rows and unsigned columns.
-  __attribute__((always_inline)) void add(const int8_t* x, int64_t stride, Ints columns) {
+  // The same with signed rows; the signed columns become unsigned by adding 128.
+  __attribute__((always_inline)) void add(const int8_t* x, int64_t stride, const int8_t* columns) {
+    Quads lanes[PARTS];
+    for (int i = 0; i < PARTS; i++) lanes[i] = load_quads(columns + i * REGISTER * 4) ^ int32_t(0x80808080);
 #pragma GCC unroll 12
-    for (int r = 0; r < R; r++) sums[0][r] = add_quads(sums[0][r], columns, repeat_quad(x + r * stride));
+    for (int r = 0; r < R; r++) {
+      const Quads quad = repeat_quad(x + r * stride);
+      for (int i = 0; i < PARTS; i++) sums[i][r] = add_quads(sums[i][r], lanes[i], quad);
+    }
   }
 
   void store(int32_t* to, int64_t stride) const {
     for (int r = 0; r < R; r++)
-      for (int h = 0; h < H; h++) store_ints(to + r * stride + 16 * h, sums[h][r]);
+      for (int i = 0; i < PARTS; i++) std::memcpy(to + r * stride + REGISTER * i, &sums[i][r], sizeof(Quads));
   }
 };
-
-// Rows and halves of a panel whose sums fit the registers.
-#if !defined(NO_VECTORS) && defined(__AVX512VNNI__)
-constexpr int QUAD_ROWS = 12, QUAD_HALVES = 2;
-#else
-constexpr int QUAD_ROWS = 4, QUAD_HALVES = 1;
-#endif
 
 // The scale of bytes, so that the largest magnitude becomes 127, and its inverse.
 inline float byte_scale(float most) { return most / 127.0f; }
