@@ -1,7 +1,6 @@
 """Compiles the C++ kernels of cpp/ once per machine, and loads them."""
 
 import ctypes
-import fcntl
 import hashlib
 import logging
 import os
@@ -10,8 +9,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -72,12 +70,10 @@ def _compiled(compiler: str, folder: Path, source: str) -> Path:
     path = folder / f"{source}-{identity.hexdigest()[:16]}.so"
     if path.is_file():
         return path
+    LOGGER.info("compiling the C++ kernels for this processor: a few seconds, once")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _held(folder), tempfile.TemporaryDirectory(dir=folder) as scratch:
-            if path.is_file():
-                return path
-            LOGGER.info("compiling the C++ kernels for this processor: a few seconds, once")
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / path.name
             built = run([compiler, *flags, str(_SOURCES / f"{source}.cpp"), "-o", str(made)])
             if built.returncode != 0:
@@ -86,18 +82,6 @@ def _compiled(compiler: str, folder: Path, source: str) -> Path:
     except OSError as error:
         raise NativeBuildError(f"the kernels cannot be kept in {folder}: {error}") from error
     return path
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Lets one process at a time compile into `folder`, so that those that start together compile once."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks: each process compiles
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _processor() -> str:
