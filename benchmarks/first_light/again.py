@@ -3,11 +3,12 @@
 import torch
 
 from benchmarks.first_light.attention import measured_cases, wanted_cases
-from benchmarks.first_light.gate import QUICK, TINY_CASE
 from benchmarks.first_light.results import read_parts
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.first_light.tuning import tuned_launches
 from benchmarks.kernels.attention import measure
+from benchmarks.kernels.attention_implementations import QUICK
+from benchmarks.kernels.attention_step import TINY_CASE
 from benchmarks.kernels.gpu import Ceilings
 
 NUM_AGAIN = 12

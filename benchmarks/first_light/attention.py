@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.first_light.gate import QUICK, TINY_CASE
 from benchmarks.first_light.results import read_parts
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.first_light.tuning import tuned_launches
 from benchmarks.kernels.attention import measure, summary
-from benchmarks.kernels.attention_step import Case, grid
+from benchmarks.kernels.attention_implementations import QUICK
+from benchmarks.kernels.attention_step import TINY_CASE, Case, grid
 from benchmarks.kernels.gpu import Ceilings, measure_ceilings
 
 

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 
 from benchmarks.first_light.attention import measured_cases, wanted_cases
-from benchmarks.first_light.gate import TINY_CASE
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels.attention import gated
-from benchmarks.kernels.attention_step import Case, Step
+from benchmarks.kernels.attention_step import TINY_CASE, Case, Step
 from benchmarks.kernels.gpu import DeviceTime, device_time
 
 NUM_CASES = 16

@@ -16,8 +16,8 @@ from benchmarks.first_light.answers import DRAWN, Answering, policies
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels.attention import gated
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
-from benchmarks.kernels.attention_implementations import NAMES, OURS, every_launch
-from benchmarks.kernels.attention_step import Case, Step, check_cases
+from benchmarks.kernels.attention_implementations import OURS, QUICK, every_launch
+from benchmarks.kernels.attention_step import TINY_CASE, Case, Step, check_cases
 from benchmarks.kernels.gpu import GpuRun, device_time
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.random_model import SHAPES, model_config, write_checkpoint
@@ -27,13 +27,6 @@ from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.fused import FusedAttention
 from engine.kernels.triton.work_list import RowField
 from engine.model.model_shape import ModelShape
-
-QUICK = tuple(name for name in NAMES if name != "flex")
-"""Implementations that torch does not compile for each case, which takes ten seconds or more."""
-
-TINY_CASE = Case(
-    model="Qwen2-7B", prefix_len=16, own_len=4, num_members=2, num_decode=2, num_prefill=0, prefill_rows=1
-)  # fmt: skip
 
 SMALL_DRAWS = """
 import torch

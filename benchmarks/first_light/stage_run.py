@@ -6,11 +6,11 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 import triton
 
 from benchmarks.first_light.results import read_stage
@@ -41,7 +41,7 @@ class StageRun:
         self._left_out: list[str] = []
         self._origin = {
             "hardware": self.run.hardware,
-            "versions": f"{self.run.versions}, transformers {transformers.__version__}",
+            "versions": f"{self.run.versions}, transformers {version('transformers')}",
             "commit": self.run.commit,
         }
         self._document: dict[str, Any] = {"stage": name, **self._origin, "status": "begun", "parts": {}}

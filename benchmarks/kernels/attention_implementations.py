@@ -158,6 +158,8 @@ def flashinfer_cascade(step: Step) -> Attend:
 
 PEERS = {"sdpa": sdpa, "flex": flex, "flashinfer": flashinfer_cascade}
 NAMES = (*OURS, *PEERS)
+QUICK = tuple(name for name in NAMES if name != "flex")
+"""Those that torch does not compile for each case, which takes ten seconds or more."""
 
 
 def implementations(step: Step, names: Collection[str] = NAMES) -> Iterator[tuple[str, Callable[[], Attend]]]:

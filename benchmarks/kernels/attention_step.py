@@ -59,6 +59,12 @@ prefix (wide tiles) beside a large group; a long prefix with few rows (many spli
 parts (packed tiles) behind the prefixes of groups of 16."""
 
 
+TINY_CASE = Case(
+    model="Qwen2-7B", prefix_len=16, own_len=4, num_members=2, num_decode=2, num_prefill=0, prefill_rows=1
+)  # fmt: skip
+"""Computed by Triton's interpreter in a moment."""
+
+
 def check_cases() -> Iterator[Case]:
     """Small cases that cover every kind of tile, and merges of two and of many parts."""
     for prefix_len, own_len, num_members, num_decode, num_prefill, prefill_rows in CHECK_SIZES:

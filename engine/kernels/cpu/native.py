@@ -64,7 +64,7 @@ class NativeKernels(AttentionShape):
             raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, ELEMENT_TYPES))}")
         super().__init__(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
         self.dtype = dtype
-        self.library = load_library(folder)
+        self.library = load_library(folder, "native")
         kernels = {f"{name}_{ELEMENT_TYPES[dtype]}": types for name, types in KERNELS.items()}
         declare(self.library, {**kernels, "draw_tokens": DRAW_TOKENS})
         self.has_products = dtype == torch.float32 or bool(self.library.has_products())

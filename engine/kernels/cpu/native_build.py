@@ -33,7 +33,7 @@ def find_compiler() -> str | None:
 
 
 @cache
-def load_library(folder: Path, source: str = "native") -> ctypes.CDLL:
+def load_library(folder: Path, source: str) -> ctypes.CDLL:
     """The kernels of a source file, "native", "int8" or "quantized"; compiled unless `folder` has them already. Raises
     `NativeBuildError` if there is no compiler, it fails, or its result cannot be stored or loaded."""
     compiler = find_compiler()

@@ -12,6 +12,7 @@ from engine.kernels.cpu.native_build import NativeBuildError, load_library
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.torch_attention import CpuAttention
 from engine.kernels.torch_output_layer import mask_logits
+from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
 from tests.engine.kernels.ragged_batches import BATCHES, BLOCK_SIZE, CPU_FLAGS, NATIVE_BATCHES, NO_RULE, Layout
 
 NUM_BLOCKS = 300
@@ -102,20 +103,15 @@ def test_written_rows_land_in_their_slots() -> None:
 UNITS = {"best": ""}
 """Compiler flags that leave out what this CPU has, so that what serves lesser ones is tested here as well."""
 if "amx_bf16" in CPU_FLAGS:
-    UNITS["vectors"] = "-DNO_TILES"
+    UNITS["vectors"] = VECTORS
 if "avx512_bf16" in CPU_FLAGS:
-    UNITS["plain"] = "-DNO_TILES -DNO_VECTORS"
+    UNITS["plain"] = PLAIN
 
 
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def folders() -> dict[str, Path]:
     """Where the kernels lie, compiled for each of `UNITS`."""
-    folders = {units: tmp_path_factory.mktemp(units) for units in UNITS}
-    for units, folder in folders.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CXXFLAGS", UNITS[units])
-            load_library(folder)
-    return folders
+    return {units: compiled(flags, "native") for units, flags in UNITS.items()}
 
 
 @pytest.mark.parametrize(

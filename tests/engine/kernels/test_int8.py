@@ -12,29 +12,25 @@ import torch
 from engine.kernels.cpu.int8 import CHUNK_TOKENS, Int8Backend, Int8OutputLayer, load_int8_library
 from engine.kernels.cpu.int8_weights import PackedInt8, error_feedback, spread, spread_group
 from engine.kernels.torch_output_layer import mask_logits
+from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
 from tests.engine.kernels.ragged_batches import CPU_FLAGS, NATIVE_BATCHES, Layout
 
 BLOCK_SIZE = 64
 NUM_BLOCKS = 100
-UNITS = {"best": "", "plain": "-O1 -DNO_TILES -DNO_VECTORS"}
+UNITS = {"best": "", "plain": PLAIN}
 """Compiler flags that leave out what this CPU has; what is compiled otherwise gives the same bits, too."""
 if "amx_int8" in CPU_FLAGS:
-    UNITS["vectors"] = "-O1 -DNO_TILES"
+    UNITS["vectors"] = VECTORS
 if "avx512_vnni" in CPU_FLAGS and "avx_vnni" in CPU_FLAGS:
-    UNITS["short vectors"] = "-O1 -DNO_TILES -mno-avx512vnni"
+    UNITS["short vectors"] = f"{VECTORS} -mno-avx512vnni"
 if "avx512_vnni" in CPU_FLAGS:
-    UNITS["pairs"] = "-O1 -DNO_TILES -mno-avx512vnni -mno-avxvnni"
+    UNITS["pairs"] = f"{VECTORS} -mno-avx512vnni -mno-avxvnni"
 
 
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def folders() -> dict[str, Path]:
     """Where the kernels lie, compiled for each of `UNITS`."""
-    folders = {units: tmp_path_factory.mktemp(units.replace(" ", "-")) for units in UNITS}
-    for units, folder in folders.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CXXFLAGS", UNITS[units])
-            load_int8_library(folder)
-    return folders
+    return {units: compiled(flags, "int8") for units, flags in UNITS.items()}
 
 
 @pytest.fixture

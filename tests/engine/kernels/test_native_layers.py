@@ -13,8 +13,10 @@ from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
 from engine.kernels.cpu.unpacked_layer import make_unpacked_layer
 from engine.kernels.decoder_layer import LayerWeights, Linear
 from engine.kernels.layer_by_layer import LayerByLayer
+from engine.model.loading.checkpoint import cache_folder
 from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.token_batch import build_token_batch
+from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, BLOCK_SIZE = 96, 160, 4, 2, 32, 32
 EPSILON, SCALE = 1e-5, 0.2
@@ -33,13 +35,13 @@ def make_kernels(folder: Path, dtype: torch.dtype = torch.bfloat16) -> NativeBac
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
-    return _multiplying(make_kernels(tmp_path_factory.mktemp("kernels")))
+def kernels() -> NativeBackend:
+    return _multiplying(make_kernels(cache_folder()))
 
 
 @pytest.fixture(scope="module", params=[torch.bfloat16, torch.float32], ids=["bf16", "float32"])
-def kernels_of_a_type(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeBackend:
-    return _multiplying(make_kernels(tmp_path_factory.getbasetemp() / "kernels", request.param))
+def kernels_of_a_type(request: pytest.FixtureRequest) -> NativeBackend:
+    return _multiplying(make_kernels(cache_folder(), request.param))
 
 
 def _multiplying(made: NativeBackend) -> NativeBackend:
@@ -144,14 +146,10 @@ def test_layers_in_one_call(
 
 
 @pytest.fixture(scope="module")
-def kernels_with_fewer_units(
-    kernels_of_a_type: NativeBackend, tmp_path_factory: pytest.TempPathFactory
-) -> NativeBackend:
+def kernels_with_fewer_units(kernels_of_a_type: NativeBackend) -> NativeBackend:
     """Without tiles, and in float32 without vectors of AVX-512."""
-    is_float32 = kernels_of_a_type.dtype == torch.float32
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CXXFLAGS", f"-O1 {'-DNO_VECTORS' if is_float32 else '-DNO_TILES'}")
-        return make_kernels(tmp_path_factory.mktemp("fewer"), kernels_of_a_type.dtype)
+    dtype = kernels_of_a_type.dtype
+    return make_kernels(compiled(PLAIN if dtype == torch.float32 else VECTORS, "native"), dtype)
 
 
 @pytest.mark.parametrize("fixture", ["kernels_of_a_type", "kernels_with_fewer_units"])

@@ -11,23 +11,18 @@ from engine.kernels.cpu.native_layers import NativeBackend, PackedOutputLayer
 from engine.kernels.cpu.quantized import QuantizedColumns, QuantizedOutputLayer, QuantizedWeight, load_quantized_library
 from engine.kernels.cpu.quantized_formats import FORMATS, HALF
 from engine.kernels.torch_output_layer import mask_logits
-from engine.model.loading.checkpoint import cache_folder
+from tests.engine.kernels.compiled_units import VECTORS, compiled
 from tests.engine.kernels.ragged_batches import CPU_FLAGS
 from tests.engine.model.quantized_files import random_rows, unpacked
 
 pytestmark = pytest.mark.skipif("avx512_bf16" not in CPU_FLAGS, reason="this CPU does not multiply bfloat16")
 
 
-@pytest.fixture(scope="session", params=["best", "vectors"])
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, Path]:
+@pytest.fixture(scope="module", params=["best", "vectors"])
+def library(request: pytest.FixtureRequest) -> tuple[ctypes.CDLL, Path]:
     """The kernels, with tiles where there are some, and without."""
-    if request.param == "best":
-        return load_quantized_library(cache_folder()), cache_folder()
-    folder = tmp_path_factory.mktemp("vectors")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CXXFLAGS", "-O1 -DNO_TILES")
-        backend_of(folder)
-        return load_quantized_library(folder), folder
+    folder = compiled("" if request.param == "best" else VECTORS, "native", "quantized")
+    return load_quantized_library(folder), folder
 
 
 def backend_of(folder: Path) -> NativeBackend:

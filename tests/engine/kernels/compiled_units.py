@@ -1,0 +1,25 @@
+"""The C++ kernels compiled for fewer units than this CPU has, once for all processes of the tests."""
+
+import fcntl
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.kernels.cpu.native_build import load_library
+from engine.model.loading.checkpoint import cache_folder
+
+VECTORS = "-O1 -DNO_TILES"
+PLAIN = "-O1 -DNO_TILES -DNO_VECTORS"
+
+
+def compiled(flags: str, *sources: str) -> Path:
+    """The folder of these sources compiled with these further flags; the product's own where there are none."""
+    folder = cache_folder() / re.sub(r"\W", "", flags)
+    folder.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch, open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        patch.setenv("CXXFLAGS", flags)
+        for source in sources:
+            load_library(folder, source)
+    return folder
