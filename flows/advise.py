@@ -15,7 +15,7 @@ from rich.table import Table
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, ConfigError
 from engine.planning.planner import PlanMethod
-from flows.command.run_flow import EXIT_FAILED
+from flows.command.failure import EXIT_FAILED
 from flows.nights.night_file import load_night
 from flows.settings import find_attachments
 from tasks.database.connection import connect

@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from engine.errors import BatchloomError, ModelError
+from flows.command.failure import EXIT_FAILED
 from flows.command.prefect_server import temporary_server
-from flows.command.run_flow import EXIT_FAILED, run_flow
+from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.quality.evaluate import evaluate
 from sql import statement

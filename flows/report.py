@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import BatchloomError
-from flows.command.run_flow import EXIT_FAILED
+from flows.command.failure import EXIT_FAILED
 from tasks.report import report, write_report
 from tasks.storage.artifact import ArtifactRef
 

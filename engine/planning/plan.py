@@ -76,10 +76,6 @@ class Plan:
         return len(self.row_id)
 
     @property
-    def num_groups(self) -> int:
-        return len(self.group_starts)
-
-    @property
     def is_group_start(self) -> npt.NDArray[np.bool_]:
         return np.asarray(np.diff(self.group_id, prepend=-1) != 0)
 

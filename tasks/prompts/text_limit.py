@@ -13,6 +13,7 @@ from engine.pooling.sentence_files import read_sentence_files
 from tasks.answers.kind import AnswerKind
 from tasks.answers.pooled import PooledKind
 from tasks.prompts.prompt import Encode, Tokens
+from tasks.prompts.prompt_pieces import special_tokens
 from tasks.prompts.text_codec import TextCodec
 
 Cut = Callable[[Tokens], Tokens]
@@ -54,7 +55,7 @@ class TextLimit:
             return cls(max_tokens=limit, cut=None)
         between = kind.pair_separator
         separator = codec.encode([codec.trust(between)], add_special_tokens=False)[0] if between else []
-        num_before, num_after = map(len, codec.special_tokens)
+        num_before, num_after = map(len, special_tokens(codec))
         return cls(max_tokens=limit, cut=lambda prompt: _cut(prompt, limit, num_before, num_after, np.array(separator)))
 
     def apply(self, encode: Encode) -> Encode:

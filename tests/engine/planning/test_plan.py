@@ -191,7 +191,7 @@ def test_an_unknown_method_is_refused() -> None:
 def test_the_columns_of_a_plan(method: PlanMethod) -> None:
     prompts = [np.array(tokens, dtype=np.int32) for tokens in ([1, 2, 3], [7, 7], [1, 2, 4], [1, 2, 3])]
     plan, sharing = plan_prompts(prompts, method=method)
-    assert plan.num_groups == 2
+    assert len(plan.group_starts) == 2
     assert plan.row_id.tolist() == [0, 3, 2, 1]
     assert [prompt.tolist() for prompt in plan.prompts] == [prompts[row].tolist() for row in plan.row_id]
     assert plan.group_id.tolist() == [0, 0, 0, 1]
@@ -206,7 +206,7 @@ def test_the_columns_of_a_plan(method: PlanMethod) -> None:
 
 def test_the_plan_of_no_prompts() -> None:
     plan, sharing = plan_prompts([])
-    assert (plan.num_rows, plan.num_groups, plan.num_computed_tokens, plan.groups()) == (0, 0, 0, [])
+    assert (plan.num_rows, len(plan.group_starts), plan.num_computed_tokens, plan.groups()) == (0, 0, 0, [])
     assert sharing.token_saving_ratio == sharing.best_token_saving_ratio == 0.0
     assert plan.select(np.zeros(0, dtype=bool)).num_rows == 0
 
