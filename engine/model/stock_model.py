@@ -70,6 +70,9 @@ def load_stock(
     """
     from engine.model.proof.probe import prove  # it imports this module
 
+    if not isinstance(source, Path | PreTrainedModel):
+        kinds = "the path of a checkpoint folder or GGUF file, a hub id, or a loaded model of transformers"
+        raise ModelError(f"model must be {kinds}, got {source!r}")
     config = read_config(source) if isinstance(source, Path) else source.config
     if not is_plain(config.to_dict()):
         prove(config, make_engine)
