@@ -31,7 +31,7 @@ class Request:
 
     Args:
         request_id: chosen by the caller; unique within one call.
-        token_ids: the prompt, at least one token; any integer sequence, kept as int32 ``[num_tokens]``.
+        token_ids: the prompt, at least one token; any integer sequence; an int32 array is kept, not copied.
         mode: "generate" decodes new tokens; "score" gives each label's log-probability; "embed" gives the prompt's
             embedding; "classify" gives the log-probability of each class that the checkpoint has a head for.
         max_new_tokens: generate only; at least 1. Includes the budget of `thinking`, which the answer cannot use.

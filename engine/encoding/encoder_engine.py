@@ -78,7 +78,11 @@ class EncoderEngine(BatchCalls):
             ConfigError: tensor_parallel_size is above 1, or the format is fp8.
             ModelError: not readable, or not an encoder that is computed exactly.
         """
-        config = config or EngineConfig()
+        config = EngineConfig() if config is None else config
+        if not isinstance(config, EngineConfig):
+            raise ConfigError(f"config must be an EngineConfig, got {config!r}")
+        if not isinstance(model, str | Path):
+            raise ModelError(f"model must be the path of a checkpoint folder or a hub id, got {model!r}")
         if config.tensor_parallel_size > 1:
             raise ConfigError(f"tensor_parallel_size {config.tensor_parallel_size} is for decoders, this is an encoder")
         if config.dtype == "fp8":

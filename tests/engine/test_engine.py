@@ -227,6 +227,11 @@ def test_what_is_no_model_is_named(model: Any) -> None:
         Engine.load(model, SETTINGS)
 
 
+def test_a_loaded_model_without_an_output_layer_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(ModelError, match=r"must have an output layer \(AutoModelForCausalLM\), got LlamaModel"):
+        Engine.load(transformers.AutoModel.from_pretrained(tiny_llama), SETTINGS)
+
+
 def test_arguments_of_other_types_are_named(tiny_llama: Path, engine: Engine) -> None:
     with pytest.raises(ConfigError, match=r"config must be an EngineConfig, got \{'dtype': 'float32'\}"):
         Engine.load(tiny_llama, {"dtype": "float32"})  # type: ignore[arg-type]
