@@ -49,12 +49,10 @@ class Request:
             an answer, only the order of requests and the KV memory set aside for them.
         dimensions: embed only; number of leading values of the embedding to return; None: all.
         normalize: embed only; divide the returned values by their Euclidean norm.
-        pair_separator: embed and classify; token id that ends the first text of a pair, for encoders with token types;
-            None where there is one text.
+        pair_separator: embed and classify; token id that ends the first of two texts, for encoders with token types.
 
     Raises:
-        UnknownParameterError: for a keyword that is none of these.
-        RequestError: for a value out of range; the message names request_id.
+        RequestError: for another keyword (`UnknownParameterError`) or a value out of range; it names request_id.
     """
 
     request_id: str

@@ -57,9 +57,8 @@ class LabelRows:
         rows = np.array([tail.row + i for tail in self._tails for i in range(len(tail.targets))], dtype=np.int64)
         targets = np.array([token for tail in self._tails for token in tail.targets], dtype=np.int64)
         for first in range(0, len(rows), ROWS_AT_ONCE):
-            chosen = to_device(
-                np.stack([array[first : first + ROWS_AT_ONCE] for array in (rows, targets)]), hidden.device
-            )
+            some = slice(first, first + ROWS_AT_ONCE)
+            chosen = to_device(np.stack([rows[some], targets[some]]), hidden.device)
             logprobs = model.logits(hidden.index_select(0, chosen[0])).log_softmax(dim=-1)
             scores.append(logprobs.gather(1, chosen[1].unsqueeze(1)).squeeze(1))
         return scores
