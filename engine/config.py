@@ -125,10 +125,10 @@ def _check(name: str, annotation: Any, value: object) -> None:
     if get_origin(kind) is Literal and value not in get_args(kind):
         raise ConfigError(f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, got {value!r}")
     words = [get_args(part)[0] for part in get_args(kind) if get_origin(part) is Literal]
-    if words and value != words[0] and not (isinstance(value, int) and value > 0):
+    if words and value != words[0] and not (type(value) is int and value > 0):
         raise ConfigError(f"{name} must be {words[0]!r} or a positive whole number, got {value!r}")
-    if kind in (int, float):
+    if kind in (int, float, bool, str):
         try:
-            TypeAdapter(annotation).validate_python(value)
+            TypeAdapter(annotation).validate_python(value, strict=True)
         except ValidationError as error:
             raise ConfigError(f"{name}: {error.errors()[0]['msg']}, got {value!r}") from error

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from pathlib import Path
+from threading import Lock, Thread, current_thread
 from typing import TYPE_CHECKING, Self
 
 from engine.completion import Completion
 from engine.config import EngineConfig
-from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
+from engine.device.placement import find_dtype, resolve_device, use_device
+from engine.errors import BusyError, ConfigError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.lookup import make_lookup
 from engine.execution.output import Decoder, TokenSampler, complete
@@ -42,7 +45,8 @@ if TYPE_CHECKING:
 class Engine(BatchCalls):
     """One model on one device. Between calls it holds the weights and the KV memory, and no state of a request.
 
-    Made by `Engine.load`. Not thread-safe: one call at a time.
+    Made by `Engine.load`. One call at a time: a call of another thread raises `BusyError` while one is under way. A
+    thread that begins a call ends its own unfinished ones, whose iterators then raise `BusyError`.
 
     Args:
         model: loaded; its layers may be replaced by native ones.
@@ -64,6 +68,8 @@ class Engine(BatchCalls):
         self._overlaps_steps = can_overlap(config, model.device)
         self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
         self._cache = self._runner.cache
+        self._lock = Lock()
+        self._latest_run: tuple[CommittedSteps, Thread] | None = None
         self._make_swap: Callable[[], SwapSpace | None] = lambda: None
         if config.preemption == "swap":
             from engine.execution.memory_budget import swap_maker  # imported only when needed
@@ -99,7 +105,8 @@ class Engine(BatchCalls):
             ModelError: not readable, or not an architecture that is computed exactly.
             CapacityError: the KV budget holds no block, or is larger than the free memory (`OutOfMemoryError`).
         """
-        config = config or EngineConfig()
+        if not isinstance(config := EngineConfig() if config is None else config, EngineConfig):
+            raise ConfigError(f"config must be an EngineConfig, got {config!r}")
         is_loaded, is_adapted = not isinstance(model, (str, Path)), adapter is not None or keeps_base
         if config.disaggregation != "none" or config.tensor_parallel_size > 1:
             check_model(config, is_loaded=is_loaded, is_adapted=is_adapted)
@@ -109,7 +116,10 @@ class Engine(BatchCalls):
             return lead(partial(cls.load, model, config), str(model), config)
         device = resolve_device(config.device)
         use_device(device)
-        use_threads(config.num_threads)
+        if config.num_threads:
+            from engine.device.threads import use_threads  # imported only when needed
+
+            use_threads(config.num_threads)
         if shard is not None or is_adapted or (not is_loaded and is_quantized(model)):
             loaded = load_other(
                 model, config, device, make_engine=cls, adapter=adapter, keeps_base=keeps_base, shard=shard
@@ -157,6 +167,11 @@ class Engine(BatchCalls):
 
     def why_impossible(self, request: Request, *, can_decode: bool = False) -> str | None:
         """Why a request cannot be answered even alone; None where it can."""
+        if request.dimensions is not None:
+            from engine.execution.pooled_output import why_too_long  # imported only when needed
+
+            if reason := why_too_long(request, self._model, self._poolers, self._checkpoint):
+                return reason
         return why_impossible(request, self._model, self._cache, self.max_model_len, can_decode=can_decode)
 
     def run_plan(
@@ -197,7 +212,7 @@ class Engine(BatchCalls):
             compile_if_long(self._model, self._config.compile, sum(group.num_tokens for group in groups))
         metrics = StepMetrics(scheduler)
         late: list[Answered] = []
-        with closing(self._run(scheduler, sampler)) as steps:
+        with closing(self._begin(scheduler, sampler)) as steps:
             for step, answered in steps:
                 record = metrics.record(step, answered)
                 if on_step is not None:
@@ -207,9 +222,9 @@ class Engine(BatchCalls):
                 late = [found for found in answered if found.has_late_row]
                 for found in final:
                     yield from complete(found, requests)
-        assert not late, "a step was launched and not committed"
-        num_used = scheduler.pool.num_used
-        assert num_used == 0, f"{num_used} KV blocks are still held after the last request"
+        if scheduler.num_unfinished or late:
+            raise BusyError("another call of the engine has begun, which ended this one")
+        assert scheduler.pool.num_used == 0, "KV blocks are still held after the last request"
 
     def _make_scheduler(
         self, requests: Sequence[Request], groups: Sequence[PrefixGroup], impossible: set[int], sampler: TokenSampler
@@ -222,6 +237,19 @@ class Engine(BatchCalls):
             swap=self._make_swap(),
             lookup=make_lookup(self._model, sampler) if config.prompt_lookup == "always" else None,
         )
+
+    def _begin(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
+        """The steps of a run that has the KV memory to itself; `BusyError` where another thread's run is unfinished."""
+        with self._lock:
+            if self._latest_run is not None:
+                steps, thread = self._latest_run
+                state, is_elsewhere = getgeneratorstate(steps), thread is not current_thread() and thread.is_alive()
+                if state == GEN_RUNNING or (state != GEN_CLOSED and is_elsewhere):
+                    raise BusyError(f"a call of thread {thread.name!r} is under way: finish it, or close its iterator")
+                steps.close()
+            steps = self._run(scheduler, sampler)
+            self._latest_run = steps, current_thread()
+        return steps
 
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         use_device(self._model.device)  # this may not be the thread that loaded the model

@@ -53,6 +53,10 @@ class DeviceError(BatchloomError, RuntimeError):
     """The device has failed; it is unusable until this process has ended."""
 
 
+class BusyError(BatchloomError, RuntimeError):
+    """An engine is asked while it answers another call, or has been asked again before it had answered this one."""
+
+
 class PrefillWorkerError(BatchloomError, RuntimeError):
     """The process that computes prompts for this one has failed or is gone."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError
-from engine.model.loading.checkpoint import GGUF_TENSORS, is_quantized, read_json
+from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers, is_quantized, read_json
 from engine.model.loading.config_sizes import kv_bytes_per_layer, read_size, read_sizes
 from engine.request import Request
 from engine.scheduling.sequence import most_blocks, most_tokens
@@ -21,17 +21,13 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
     before any work; `ModelError` if config.json in the checkpoint's folder cannot be read, or lacks a size."""
     if config.kv_memory_bytes == "auto":
         return
-
-    def block_bytes(dtype: str) -> int:
-        return config.block_size * kv_bytes_per_layer(values, dtype) * read_size(values, "num_hidden_layers")
-
-    values = read_sizes(read_json(checkpoint / "config.json"))
-    dtype: str = config.dtype
-    if dtype == "auto":
-        if config.kv_memory_bytes >= 2 * block_bytes("float32"):
-            return  # enough for any format; resolving the device would import torch
-        dtype = dtype_name(find_dtype("auto", resolve_device(config.device)))
-    num_bytes = block_bytes(dtype)
+    values, dtype = read_sizes(read_json(checkpoint / "config.json")), config.dtype
+    layer_bytes = config.block_size * kv_bytes_per_layer(values, "float32" if dtype == "auto" else dtype)
+    num_layers = read_size(values, "num_hidden_layers")
+    if dtype == "auto" and config.kv_memory_bytes < 2 * num_layers * layer_bytes:  # else there is enough for any format
+        name = dtype_name(find_dtype("auto", resolve_device(config.device)))  # imports torch
+        layer_bytes = config.block_size * kv_bytes_per_layer(values, name)
+    num_bytes = num_layers * layer_bytes
     if config.kv_memory_bytes < 2 * num_bytes:
         raise CapacityError(
             f"a KV budget of {config.kv_memory_bytes} bytes holds no request: one block of {config.block_size} tokens "
@@ -40,7 +36,8 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
 
 
 def check_weights(config: EngineConfig, checkpoint: Path) -> None:
-    """Refuses weights in formats that the engine does not compute, before any work."""
+    """Refuses weights that do not fit config.json, or in formats that the engine does not compute, before any work."""
+    check_layers(checkpoint)
     if config.dtype == "fp8":
         find_dtype("fp8", resolve_device(config.device))
     can_unpack = config.dtype != "quantized" and (checkpoint / GGUF_TENSORS).is_file()

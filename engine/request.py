@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import numpy as np
@@ -19,7 +20,9 @@ Mode = Literal["generate", "score", "embed", "classify"]
 POOLED_MODES = ("embed", "classify")
 """Modes whose answer is made of the prompt's hidden states; no token is decoded, and no label is scored."""
 
-_TYPES = {"temperature": Real, "top_p": Real} | dict.fromkeys(("max_new_tokens", "top_k", "seed", "priority"), Integral)
+_OPTIONAL = {"expected_output_tokens": 1, "dimensions": 1, "pair_separator": 0}
+_WHOLE = {"max_new_tokens": None, "top_k": 0, "seed": 0, "priority": None, **_OPTIONAL}
+"""Whole numbers, some of which may be None, with the least that is allowed in any mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,7 +31,7 @@ class Request:
 
     Args:
         request_id: chosen by the caller; unique within one call.
-        token_ids: the prompt, at least one token; any integer sequence, kept as int32 ``[num_tokens]``.
+        token_ids: the prompt, at least one token; any integer sequence; an int32 array is kept, not copied.
         mode: "generate" decodes new tokens; "score" gives each label's log-probability; "embed" gives the prompt's
             embedding; "classify" gives the log-probability of each class that the checkpoint has a head for.
         max_new_tokens: generate only; at least 1. Includes the budget of `thinking`, which the answer cannot use.
@@ -46,12 +49,10 @@ class Request:
             an answer, only the order of requests and the KV memory set aside for them.
         dimensions: embed only; number of leading values of the embedding to return; None: all.
         normalize: embed only; divide the returned values by their Euclidean norm.
-        pair_separator: embed and classify; token id that ends the first text of a pair, for encoders with token types;
-            None where there is one text.
+        pair_separator: embed and classify; token id that ends the first of two texts, for encoders with token types.
 
     Raises:
-        UnknownParameterError: for a keyword that is none of these.
-        RequestError: for a value out of range; the message names request_id.
+        RequestError: for another keyword (`UnknownParameterError`) or a value out of range; it names request_id.
     """
 
     request_id: str
@@ -99,14 +100,23 @@ class Request:
             refuse(f"token ids must not be negative, got {token_ids.min()}")
         object.__setattr__(self, "token_ids", token_ids)
         try:
-            object.__setattr__(self, "labels", tuple(tuple(int(token) for token in label) for label in self.labels))
+            object.__setattr__(self, "labels", tuple(tuple(map(index, label)) for label in self.labels))
         except (TypeError, ValueError) as error:
             refuse(f"labels must be sequences of token ids: {error}")
         is_one = isinstance(self.stop, str) or not isinstance(self.stop, Iterable)
         object.__setattr__(self, "stop", (self.stop,) if is_one else tuple(self.stop))
-        for name, kind in _TYPES.items():
-            if not isinstance(getattr(self, name), kind):
-                refuse(f"{name} must be a {'whole ' * (kind is Integral)}number, got {getattr(self, name)!r}")
+        for name in ("temperature", "top_p", *_WHOLE):
+            if (given := getattr(self, name)) is None and name in _OPTIONAL:
+                continue
+            kind: Any = Integral if name in _WHOLE else Real
+            is_number, least = isinstance(given, kind) and not isinstance(given, bool), _WHOLE.get(name)
+            if not is_number or (least is not None and given < least):
+                what = f"{'whole ' * (name in _WHOLE)}number" + ("" if least is None else f" from {least} on")
+                refuse(f"{name} must be {'None or ' * (name in _OPTIONAL)}a {what}, got {given!r}")
+            object.__setattr__(self, name, int(given) if name in _WHOLE else float(given))
+        for name in ("ignore_eos", "normalize"):
+            if not isinstance(getattr(self, name), bool | np.bool):
+                refuse(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name, attribute in (("grammar", "opening"), ("thinking", "max_tokens")):
             if (given := getattr(self, name)) is not None and not hasattr(given, attribute):
                 refuse(f"{name} must be a {name.title()}, got {given!r}")
@@ -128,15 +138,10 @@ class Request:
             refuse(f"labels must differ, got {self.labels}")
         if not self.temperature >= 0.0 or self.temperature == float("inf"):
             refuse(f"temperature must be a number from 0 on, got {self.temperature}")
-        if self.top_k < 0:
-            refuse(f"top_k must not be negative, got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
             refuse(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if not 0 <= self.seed < 2**64:
-            refuse(f"seed must be from 0 to 2**64 - 1, got {self.seed}")
-        for name in ("expected_output_tokens", "dimensions"):
-            if (count := getattr(self, name)) is not None and (not isinstance(count, int | np.integer) or count < 1):
-                refuse(f"{name} must be None or a whole number from 1 on, got {count!r}")
+        if self.seed >= 2**64:
+            refuse(f"seed must be below 2**64, got {self.seed}")
         if not all(isinstance(s, str) and s for s in self.stop):
             refuse(f"stop must hold non-empty strings, got {self.stop}")
 

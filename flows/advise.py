@@ -12,7 +12,7 @@ from rich.console import Console
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, ConfigError
 from engine.planning.planner import PlanMethod
-from flows.command.run_flow import EXIT_FAILED, fail
+from flows.command.failure import EXIT_FAILED, fail
 from flows.nights.night_file import load_night
 from flows.quality.text_page import make_table
 from flows.settings import find_attachments
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     raise
                 found.append(explain_failure([each.name for each in workloads], error))
     except BatchloomError as error:
-        return fail("advise", " ".join(str(error).split()), EXIT_FAILED)
+        return fail(f"advise: {' '.join(str(error).split())}", EXIT_FAILED)
     if options.json:
         print(json.dumps([asdict(advice) for advice in found], indent=1))
     else:

@@ -9,9 +9,10 @@ from importlib.metadata import version
 from prefect import Flow
 
 from flows.command.commands import COMMANDS, MODULES
+from flows.command.failure import EXIT_USAGE, fail
 from flows.command.options import HELP_FLAGS
 from flows.command.prefect_server import temporary_server
-from flows.command.run_flow import EXIT_USAGE, fail, run_flow
+from flows.command.run_flow import run_flow
 
 
 def batchloom(arguments: Sequence[str] | None = None) -> int:

@@ -16,8 +16,9 @@ from rich.table import Table
 
 from engine.errors import BatchloomError, ModelError
 from flows.command.commands import COMMANDS
+from flows.command.failure import EXIT_FAILED, fail
 from flows.command.prefect_server import temporary_server
-from flows.command.run_flow import EXIT_FAILED, fail, run_flow
+from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.quality.evaluate import evaluate
 from sql import statement
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with temporary_server():  # one for all flows
             return demo(options.database, model, Console())
     except BatchloomError as error:
-        return fail("demo", str(error), EXIT_FAILED)
+        return fail(f"demo: {error}", EXIT_FAILED)
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.errors import BatchloomError
 from flows.command.commands import COMMANDS
-from flows.command.run_flow import EXIT_FAILED, fail
+from flows.command.failure import EXIT_FAILED, fail
 from tasks.report import report, write_report
 from tasks.storage.artifact import ArtifactRef
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.database, options.run, options.out, lock_timeout_seconds=options.lock_timeout_seconds
         )
     except BatchloomError as error:
-        return fail("report", " ".join(str(error).split()), EXIT_FAILED)
+        return fail(f"report: {' '.join(str(error).split())}", EXIT_FAILED)
     print(path)
     return 0
 

@@ -21,7 +21,6 @@ from engine.config import EngineConfig
 from engine.device.placement import check_device
 from engine.limits import check_kv_budget
 from engine.planning.planner import PlanMethod
-from engine.several_processes import check_gpus
 from tasks.database.attach import parse_attachments
 from tasks.runs.object_store import check_url
 from tasks.storage.artifact import runs_folder
@@ -141,5 +140,7 @@ class WorkerSettings(Settings):
         if self.runner == "local":
             check_device(engine.device)
             if engine.tensor_parallel_size > 1:
-                check_gpus(engine)
+                from engine.model.sharded_model import check_ranks  # takes seconds to import
+
+                check_ranks(engine, checkpoint)
             check_kv_budget(engine, checkpoint)

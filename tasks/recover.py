@@ -1,11 +1,12 @@
 """Ends runs that failed or were interrupted: finished answers are written, other rows are left for the next run."""
 
 import logging
+import shutil
 from pathlib import Path
 
 from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError
 from tasks.runs.earlier_runs import sweep_runs
-from tasks.runs.run import Run, set_isolation
+from tasks.runs.run import Run, drop_exchange_copy, set_isolation
 from tasks.runs.run_record import RunRecord
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
@@ -29,7 +30,7 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
     """
     is_failed = isinstance(error, Exception)
     if "requests" not in run.artifacts or (is_failed and not _has_tried_rows(run)):
-        run.discard()
+        _discard(run)
         return
     if is_failed:
         run.end("failed", f"{type(error).__name__}: {error}")
@@ -42,6 +43,12 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
         return
     run.finish()
     LOGGER.info(summary.text)
+
+
+def _discard(run: Run) -> None:
+    """Delete all files of a run."""
+    drop_exchange_copy(Path(run.folder))
+    shutil.rmtree(run.folder, ignore_errors=True)
 
 
 def recover_runs(database: Path) -> None:
@@ -62,7 +69,7 @@ def recover_runs(database: Path) -> None:
         try:
             workload = load_workload(run.record.workload_source)
             if "requests" not in run.artifacts:
-                run.discard()
+                _discard(run)
                 continue
             if run.record.status == "running":
                 if _has_tried_rows(run):
@@ -78,7 +85,7 @@ def recover_runs(database: Path) -> None:
             raise
         except ArtifactError as error:
             LOGGER.warning("run %s cannot be recovered, its rows will be answered again: %s", run_id, error)
-            run.discard()
+            _discard(run)
         except BatchloomError as error:
             LOGGER.warning("run %s cannot be written, its answers stay in %s: %s", run_id, run.folder, error)
         else:

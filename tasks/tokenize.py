@@ -1,6 +1,5 @@
 """Turns requests.parquet into tokens.parquet: the token ids of each row's prompt, batch by batch."""
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import repeat
@@ -14,6 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError, WorkloadError
+from engine.model.loading.checkpoint import read_json
 from tasks.prompts.prompt import SUFFIX, Encode, PromptEncoder, RequestForm, workload_format
 from tasks.prompts.row_formats import ROW_LAYOUT, encode_by_layout
 from tasks.prompts.text_codec import TextCodec
@@ -86,14 +86,12 @@ def check_room(workload: Workload, max_model_len: int) -> None:
 
 
 def read_max_model_len(checkpoint: Path, setting: int | Literal["auto"]) -> int:
-    """Longest prompt plus answer in tokens: the checkpoint's own limit, or a lower setting. Raises `ModelError` if
-    config.json does not say how many positions the model has."""
-    path = checkpoint / "config.json"
-    try:
-        config = json.loads(path.read_bytes())
-        limit = int(config.get("text_config", config)["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path}: cannot read max_position_embeddings: {error!r}") from error
+    """Longest prompt plus answer in tokens: the checkpoint's limit, or a lower setting; `ModelError` if it has none."""
+    config = read_json(checkpoint / "config.json")
+    config = text if isinstance(text := config.get("text_config"), dict) else config
+    limit = config.get("max_position_embeddings")
+    if not isinstance(limit, int):
+        raise ModelError(f"{checkpoint / 'config.json'}: cannot read max_position_embeddings, got {limit!r}")
     return limit if setting == "auto" else min(limit, setting)
 
 

@@ -100,7 +100,7 @@ def flex(step: Step) -> Attend:
         for prefixes, owns in (step.parts(step.k_cache), step.parts(step.v_cache))
     )
     num_rows, members = np.diff(batch.cu_seqlens_q), np.diff(batch.group_starts)
-    sequence = np.repeat(np.arange(batch.num_sequences), num_rows)
+    sequence = np.repeat(np.arange(len(batch.suffix_lens)), num_rows)
     group = np.repeat(np.arange(batch.num_groups), members)[sequence]
     own_position = np.arange(batch.num_rows) - batch.cu_seqlens_q[sequence] + (batch.suffix_lens - num_rows)[sequence]
     # Owner of each packed token (group g: g, sequence s: num_groups + s), and its position in the owner's KV.

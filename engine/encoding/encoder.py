@@ -21,6 +21,7 @@ from engine.encoding.families import ENCODERS, first_position
 from engine.encoding.packed_linear import pack_linears
 from engine.errors import ModelError
 from engine.model.adapters.adapter import Adapter
+from engine.model.loading.checkpoint import check_layers
 from engine.model.loading.stock_weights import no_progress_bars
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.pooler import EmbeddingPooler, Pooler, class_logprobs, pool
@@ -166,6 +167,7 @@ class Encoder:
             raise ModelError(f"model {str(folder)!r}: config.json cannot be used: {error}") from error
         if config.model_type not in ENCODERS or getattr(config, "is_decoder", False):
             raise ModelError(f"architecture {config.model_type!r} is not an encoder that is supported")
+        check_layers(folder)
         has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
         kind = AutoModelForSequenceClassification if has_head else AutoModel
         try:
@@ -223,7 +225,7 @@ class EncoderClassPooler:
         self._model: Any = model
         self._prepare = ENCODERS[model.config.model_type].prepare
         self._pooling = getattr(model.config, "classifier_pooling", "cls")
-        self._is_exclusive = labels.is_exclusive
+        self._is_exclusive, self.num_values = labels.is_exclusive, int(model.config.num_labels)
 
     @torch.inference_mode()
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.completion import Completion
 from engine.config import EngineConfig
-from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
+from engine.device.placement import find_dtype, resolve_device, use_device
 from engine.device.transfers import to_device
 from engine.encoding.encoder import Encoder
 from engine.encoding.families import first_position
@@ -20,6 +20,7 @@ from engine.model.adapters.adapter import Adapter
 from engine.model.loading.checkpoint import read_json, resolve_checkpoint
 from engine.planning.group import PrefixGroup
 from engine.pooling.pooled_rows import Vector, pooled_answer
+from engine.pooling.pooler import why_too_many
 from engine.request import POOLED_MODES, Mode, Request
 from engine.scheduling.policies.sharing import owners_by_answer
 
@@ -77,7 +78,11 @@ class EncoderEngine(BatchCalls):
             ConfigError: tensor_parallel_size is above 1, or the format is fp8.
             ModelError: not readable, or not an encoder that is computed exactly.
         """
-        config = config or EngineConfig()
+        config = EngineConfig() if config is None else config
+        if not isinstance(config, EngineConfig):
+            raise ConfigError(f"config must be an EngineConfig, got {config!r}")
+        if not isinstance(model, str | Path):
+            raise ModelError(f"model must be the path of a checkpoint folder or a hub id, got {model!r}")
         if config.tensor_parallel_size > 1:
             raise ConfigError(f"tensor_parallel_size {config.tensor_parallel_size} is for decoders, this is an encoder")
         if config.dtype == "fp8":
@@ -85,7 +90,10 @@ class EncoderEngine(BatchCalls):
         folder = resolve_checkpoint(model)
         device = resolve_device(config.device)
         use_device(device)
-        use_threads(config.num_threads)
+        if config.num_threads:
+            from engine.device.threads import use_threads  # imported only when needed
+
+            use_threads(config.num_threads)
         encoder = Encoder.load(folder, dtype=find_dtype(config.dtype, device), device=device, adapter=adapter)
         return cls(encoder, config, read_max_positions(folder), adapter)
 
@@ -166,7 +174,7 @@ class EncoderEngine(BatchCalls):
             return f"token id {largest} is not below the vocabulary size {self._encoder.vocab_size}"
         if num_tokens > self.max_model_len:
             return f"the prompt has {num_tokens} tokens, which exceeds the context of {self.max_model_len}"
-        return None
+        return None if request.dimensions is None else why_too_many(request, self._encoder.find_pooler("embed"))
 
 
 def read_max_positions(folder: Path) -> int:

@@ -1,7 +1,7 @@
 """Requests of one mode, planned and answered in one call."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from engine.completion import Completion
 from engine.config import EngineConfig
@@ -45,9 +45,16 @@ class BatchCalls(ABC):
         return self._answer_all(requests, mode)
 
     def _answer_all(self, requests: Iterable[Request], mode: Mode, decode: Decoder | None = None) -> list[Completion]:
-        requests = list(requests)  # which may come from a generator
+        try:
+            requests = list(requests)  # which may come from a generator
+        except TypeError as error:
+            raise RequestError(f"requests must be a list or another iterable of Requests, got {requests!r}") from error
         seen = set[str]()
         for request in requests:
+            if not isinstance(request, Request):
+                raise RequestError(f"requests must hold Requests, got {request!r}")
+            if not isinstance(request.request_id, Hashable):
+                raise RequestError(f"request {request.request_id!r}: a request_id must be hashable")
             if request.request_id in seen:
                 raise RequestError(f"request {request.request_id!r}: the request_id is used twice in one call")
             seen.add(request.request_id)

@@ -74,8 +74,6 @@ def list_draws(requests: Sequence[Request], positions: Sequence[int], vocab_size
         positions: number of tokens that each answer has so far.
         vocab_size: of the model.
     """
-    temperature, top_k, top_p, seeds = zip(
-        *((request.temperature, request.top_k or vocab_size, request.top_p, request.seed) for request in requests),
-        strict=True,
-    )
+    temperature, top_p, seeds = zip(*((each.temperature, each.top_p, each.seed) for each in requests), strict=True)
+    top_k = [min(request.top_k or vocab_size, vocab_size) for request in requests]
     return np.stack([temperature, top_k, top_p, uniform_numbers(seeds, positions)], axis=1)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -132,15 +133,17 @@ def complete(answered: Answered, requests: Sequences[Request]) -> Iterator[Compl
     sequence, reason, request = answered.sequence, answered.reason, answered.sequence.request
     answer: dict[str, Any] = {}
     if reason == "error":
-        answer["error"] = sequence.error or (
-            f"KV memory ran out when {sequence.num_output_tokens} tokens of the answer had been generated, "
-            "and preemption 'kill' ends the request admitted last"
-        )
+        why = f"KV memory ran out when the answer had {sequence.num_output_tokens} tokens; preemption is 'kill'"
+        answer["error"] = sequence.error or why
     elif sequence.vector is not None:
         reason = "embedded" if request.mode == "embed" else "scored"
         answer.update(pooled_answer(request, sequence.vector))
     elif reason == "scored":
         scores = sequence.first_scores + sequence.tail_sums  # up to a constant that all labels share
+        if any(longer[: len(label)] == label for label, longer in pairwise(sorted(request.labels))):
+            from engine.execution.nested_labels import set_apart  # imported only when needed
+
+            scores = set_apart(scores, request.labels)
         answer["label_logprobs"] = tuple((scores - np.logaddexp.reduce(scores)).tolist())
     else:
         answer["num_output_tokens"] = sequence.num_output_tokens

@@ -12,7 +12,7 @@ from engine.execution.output import Decoder, PendingTokens, TokenSampler
 from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.model.model import Model
 from engine.pooling.pooled_rows import PooledRows
-from engine.pooling.pooler import Pooler, causal_pooler
+from engine.pooling.pooler import Pooler, causal_pooler, why_too_many
 from engine.request import Mode, Request
 from engine.scheduling.step import Step
 from engine.scheduling.step_result import StepTokens
@@ -85,7 +85,19 @@ def make_sampler(
     modes = {request.mode for request in requests if request.is_pooled}
     if not modes:
         return ConstrainedSampler(model, decode)
-    folder = None if checkpoint is None else resolve_checkpoint(checkpoint)
-    for mode in modes - poolers.keys():
-        poolers[mode] = causal_pooler(folder, mode, model.device)
+    for mode in modes:
+        find_pooler(model, mode, poolers, checkpoint)
     return ConstrainedPoolingSampler(model, decode, poolers)
+
+
+def why_too_long(request: Request, model: Model, poolers: dict[Mode, Pooler], checkpoint: str | None) -> str | None:
+    """Why a request of mode "embed" asks for too many dimensions; None where it does not. See `make_sampler`."""
+    return why_too_many(request, find_pooler(model, "embed", poolers, checkpoint))
+
+
+def find_pooler(model: Model, mode: Mode, poolers: dict[Mode, Pooler], checkpoint: str | None) -> Pooler:
+    """The pooler of a mode, which is added to `poolers`. See `make_sampler`."""
+    if mode not in poolers:
+        folder = None if checkpoint is None else resolve_checkpoint(checkpoint)
+        poolers[mode] = causal_pooler(folder, mode, model.device, model.hidden_size)
+    return poolers[mode]

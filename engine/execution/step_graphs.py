@@ -138,7 +138,7 @@ class StepGraphs:
         """As `Model.forward`; None, without computing anything, where no bucket covers the step."""
         attention = batch.attention
         num_rows = attention.num_rows
-        if num_rows != attention.num_sequences or num_rows > self._sizes[-1]:
+        if num_rows != len(attention.suffix_lens) or num_rows > self._sizes[-1]:
             return None
         bucket_rows = next(size for size in self._sizes if size >= num_rows)
         work_list = self._backend.plan(attention)

@@ -44,9 +44,5 @@ class AttentionBatch:
         return int(self.cu_seqlens_q[-1])
 
     @property
-    def num_sequences(self) -> int:
-        return len(self.suffix_lens)
-
-    @property
     def num_groups(self) -> int:
         return len(self.prefix_lens)

@@ -7,6 +7,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype
+from engine.errors import ModelError
 from engine.model.model import Model
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ def load_other(
         return ShardedModel.load_share(model, dtype=find_dtype(config.dtype, device), device=device, shard=shard)
     if adapter is not None or keeps_base:
         from engine.model.adapters.adapted_model import AdaptedModel
+        from engine.model.adapters.adapter import Adapter
 
+        if not isinstance(adapter, Adapter | None):
+            raise ModelError(f"adapter must be an Adapter, as Adapter.find(folder) makes, got {adapter!r}")
         dtype = find_dtype(config.dtype, device)
         return AdaptedModel.load_with(adapter, model, dtype=dtype, device=device, keeps_base=keeps_base, **how)
     from engine.model.quantized.quantized_model import load_quantized

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import linear
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelError
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_json, resolve_checkpoint
 from engine.model.model import Model
 from engine.model.plain.plain_checkpoint import fill_in
 from engine.model.plain.plain_model import Linear
-from engine.model.plain.skeleton import make_skeleton
+from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.shard import Shard
+from engine.several_processes import check_gpus
 
 if TYPE_CHECKING:
     import transformers
@@ -48,12 +50,7 @@ class ShardedModel(Model):
         """
         assert isinstance(model, (str, Path)), "several_processes.check_model refuses loaded models"
         folder = resolve_checkpoint(model)
-        values = read_json(folder / "config.json")
-        if not is_plain(values):
-            raise ModelError(
-                f"model {str(folder)!r}: tensor_parallel_size {shard.size} is for plain models of the types "
-                f"{', '.join(PLAIN_MODEL_TYPES)}, this one is {values.get('model_type')!r}"
-            )
+        check_shares(folder, shard.size)
         language_model = make_skeleton(folder, dtype, lambda config: divide_config(config, shard.size))
         for layer in language_model.get_decoder().layers:
             for part, name in ((layer.self_attn, "o_proj"), (layer.mlp, "down_proj")):
@@ -84,6 +81,28 @@ class RowShardedLinear(Linear):
         partial_sum = linear(values, self.weight, self.bias)
         self.all_reduce(partial_sum)
         return partial_sum
+
+
+def check_ranks(config: EngineConfig, folder: Path) -> None:
+    """Refuses a checkpoint that cannot be divided among the ranks, or too few GPUs, before processes are started.
+
+    Raises:
+        ConfigError: a size of the model is not divisible by the number of ranks, or there are too few GPUs.
+        ModelError: not a plain model.
+    """
+    check_gpus(config)
+    check_shares(folder, config.tensor_parallel_size)
+
+
+def check_shares(folder: Path, size: int) -> None:
+    """Refuses a checkpoint that cannot be divided among `size` ranks. Raises as `ShardedModel.load_share`."""
+    values = read_json(folder / "config.json")
+    if not is_plain(values):
+        raise ModelError(
+            f"model {str(folder)!r}: tensor_parallel_size {size} is for plain models of the types "
+            f"{', '.join(PLAIN_MODEL_TYPES)}, this one is {values.get('model_type')!r}"
+        )
+    divide_config(read_config_of(folder), size)
 
 
 def divide_config(config: Any, size: int) -> Any:

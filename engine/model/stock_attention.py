@@ -63,7 +63,10 @@ def attend(
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if attention_step is None:
-        raise ModelError(f"layer {layer}: the model does not pass keywords on to its attention")
+        why = (
+            "the model does not pass keywords on to its attention, or an engine was made of it and it is called itself"
+        )
+        raise ModelError(f"layer {layer}: {why}")
     asked = keywords | {"attention_mask": attention_mask}
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         asked["is_causal"] = False

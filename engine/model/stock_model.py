@@ -70,6 +70,13 @@ def load_stock(
     """
     from engine.model.proof.probe import prove  # it imports this module
 
+    if not isinstance(source, Path | PreTrainedModel):
+        kinds = "the path of a checkpoint folder or GGUF file, a hub id, or a loaded model of transformers"
+        raise ModelError(f"model must be {kinds}, got {source!r}")
+    if not isinstance(source, Path) and source.get_output_embeddings() is None:
+        raise ModelError(
+            f"a loaded model must have an output layer (AutoModelForCausalLM), got {type(source).__name__}"
+        )
     config = read_config(source) if isinstance(source, Path) else source.config
     if not is_plain(config.to_dict()):
         prove(config, make_engine)

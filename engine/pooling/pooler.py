@@ -10,11 +10,17 @@ from torch.nn import functional
 from engine.errors import ModelError
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.sentence_files import SentenceFiles, check_causal_pooling, read_sentence_files
-from engine.request import Mode
+from engine.request import Mode, Request
 
 
 class Pooler(Protocol):
-    """Makes one vector for each text."""
+    """Makes one vector for each text.
+
+    Attributes:
+        num_values: of a vector.
+    """
+
+    num_values: int
 
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Pools the tokens of each text.
@@ -38,7 +44,7 @@ class EmbeddingPooler:
     """
 
     def __init__(self, files: SentenceFiles, device: torch.device) -> None:
-        self._poolings = files.poolings
+        self._poolings, self.num_values = files.poolings, files.num_dimensions
         self._layers: list[tuple[torch.Tensor, torch.Tensor | None, nn.Module]] = []
         for dense in files.dense:
             tensors = read_tensors(dense.weights, device)
@@ -51,6 +57,16 @@ class EmbeddingPooler:
         for weight, bias, activation in self._layers:
             vectors = activation(functional.linear(vectors, weight, bias))
         return vectors
+
+
+class LastToken:
+    """The last token's hidden state, of `num_values`."""
+
+    def __init__(self, num_values: int) -> None:
+        self.num_values = num_values
+
+    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return pool(hidden, lengths, "lasttoken")
 
 
 class CausalClassPooler:
@@ -69,6 +85,7 @@ class CausalClassPooler:
             tensors = read_tensors(file, device, only="score.weight")
             if tensors:
                 self._weight = tensors["score.weight"]
+                self.num_values = len(self._weight)
                 return
         raise ModelError(f"{folder} holds no score.weight, the layer that gives a score to each class")
 
@@ -78,25 +95,33 @@ class CausalClassPooler:
         return class_logprobs(logits, is_exclusive=self._is_exclusive)
 
 
+def why_too_many(request: Request, pooler: Pooler) -> str | None:
+    """Why an embedding cannot have the dimensions that a request of mode "embed" asks for; None where it can."""
+    if request.dimensions is None or request.dimensions <= pooler.num_values:
+        return None
+    return f"dimensions is {request.dimensions}, the model's embeddings have {pooler.num_values}"
+
+
 def class_logprobs(logits: torch.Tensor, *, is_exclusive: bool) -> torch.Tensor:
     """float64 log-probabilities of classes ``[n, k]``: over all classes of a row, or of each class independently."""
     return logits.double().log_softmax(dim=1) if is_exclusive else functional.logsigmoid(logits.double())
 
 
-def causal_pooler(folder: Path | None, mode: Mode, device: torch.device) -> Pooler:
+def causal_pooler(folder: Path | None, mode: Mode, device: torch.device, hidden_size: int) -> Pooler:
     """The pooler of a causal model, which pools only each prompt's last row.
 
     Args:
         folder: the checkpoint's; None where there is none: then the last hidden state is the embedding.
         mode: "embed" or "classify".
         device: of the hidden states.
+        hidden_size: number of values of a hidden state.
     Raises:
         ModelError: the checkpoint's pooling reads other tokens than the last, or it has no layer for classes.
     """
     if folder is None:
         if mode == "classify":
             raise ModelError("classes are read from a checkpoint's folder, got a loaded model")
-        return lambda hidden, lengths: pool(hidden, lengths, "lasttoken")
+        return LastToken(hidden_size)
     if mode == "classify":
         return CausalClassPooler(folder, device)
     files = read_sentence_files(folder)

@@ -16,9 +16,10 @@ from engine.device.placement import resolve_device, use_device
 from engine.disaggregation.prefill_client import start_worker
 from engine.disaggregation.worker_line import WorkerLine, WorkerStep
 from engine.errors import BatchloomError, OutOfMemoryError, PrefillWorkerError
+from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.model.shard import Shard
+from engine.model.sharded_model import check_ranks
 from engine.scheduling.token_batch import TokenBatch
-from engine.several_processes import check_gpus
 
 Made = TypeVar("Made")
 
@@ -47,10 +48,8 @@ class Ranks(Shard):
             model: checkpoint that each rank reads its share of.
             config: of the engine; rank r computes on the r-th GPU from its device on.
         Raises:
-            ConfigError: there are too few GPUs.
             RankFailure: a rank ended before it was ready.
         """
-        check_gpus(config)
         device = resolve_device(config.device)
         use_device(device)
         super().__init__(0, config.tensor_parallel_size, device)
@@ -165,7 +164,11 @@ def lead(load: Callable[..., Made], model: str, config: EngineConfig) -> Made:
         load: loads the engine of a rank; called with `shard`.
         model: checkpoint.
         config: of the engine.
+    Raises:
+        ConfigError, ModelError: see `check_ranks`.
+        RankFailure: a rank ended before it was ready.
     """
+    check_ranks(config, resolve_checkpoint(model))
     ranks = Ranks(model, config)
     with ranks.watched():
         engine = load(shard=ranks)

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from httpx import HTTPError
 from prefect import Flow
@@ -18,13 +17,9 @@ from prefect.logging.handlers import PrefectConsoleHandler
 
 from engine.errors import BatchloomError, ConfigError
 from flows.command.commands import COMMANDS, FLAGS
+from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, fail
 from flows.command.options import parse_options
 from flows.command.prefect_server import reachable_server
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
 
 
 def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +34,7 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
         return 0
     is_json = options.pop("json", False)
     atexit.register(end_quietly)
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that exit handlers run
     try:
         with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
             result = flow(**options)
@@ -95,14 +90,3 @@ def end_quietly() -> None:
     gc.freeze()
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-
-def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """On SIGTERM exit by an exception, so that context managers and exit handlers run."""
-    sys.exit(EXIT_TERMINATED)
-
-
-def fail(message: str, code: int) -> int:
-    """Print why a command failed, as one line; returns the exit code."""
-    print(message, file=sys.stderr)
-    return code

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.errors import BatchloomError
 from engine.model.loading.checkpoint import is_plain, read_json
 from engine.model.loading.hub import resolve_head
-from flows.command.run_flow import EXIT_FAILED
+from flows.command.failure import EXIT_FAILED
 from flows.nights.night_file import NightPlan, load_night
 from flows.settings import WorkerSettings
 from tasks.nights.check_steps import find_query_problems

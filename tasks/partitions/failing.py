@@ -1,6 +1,7 @@
 """Finds the rows of a partition that make the model fail, and turns them into error rows."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.out_of_memory import is_out_of_memory
 from tasks.partitions.partition_work import AttemptLog, PartitionWork
 from tasks.partitions.pieces import Piece, split
-from tasks.runs.infer_job import InferJob
+from tasks.runs.infer_job import LOOK_SECONDS, InferJob, StopRequest
 from tasks.storage.plan_samples import read_spread_rows
 
 LOGGER = logging.getLogger("batchloom")
@@ -96,8 +97,7 @@ class FailingRows:
         if piece == self._whole and num_earlier < policy.retries:
             delay_seconds = policy.retry_delay_seconds * 2**num_earlier
             LOGGER.warning("%s: trying again in %g s: %s", self._where, delay_seconds, reason)
-            if stop.wait(delay_seconds):
-                raise StoppedError
+            _wait(stop, delay_seconds)
             return [piece]
         if len(prompts) > 1:
             return split(prompts, self._rows.group_id[self._rows.is_member_start])[::-1]
@@ -108,6 +108,15 @@ class FailingRows:
         ]
         self._work.keep(failed, rows, codec=None, steps=[], ended_at=datetime.now(UTC))
         return []
+
+
+def _wait(stop: StopRequest, seconds: float) -> None:
+    """Sleeps; raises `StoppedError` once there is a request to stop."""
+    end = time.monotonic() + seconds
+    while not stop.is_made and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, LOOK_SECONDS))
+    if stop.is_made:
+        raise StoppedError
 
 
 def judge_failure(error: Exception) -> Failure:

@@ -58,12 +58,19 @@ class PromptPieces:
         encoded = encode_texts(self._codec, texts, add_special_tokens=False)
         self._known.update(zip(new, encoded, strict=True))
         self._num_known_tokens += sum(map(len, encoded))
-        edges = self._codec.special_tokens if self._add_special_tokens else ((), ())
+        edges = special_tokens(self._codec) if self._add_special_tokens else ((), ())
         before, after = (np.array(edge, np.int32) for edge in edges)
         prompts = [np.concatenate([before, *(self._known[piece] for piece in pieces), after]) for pieces in pieces_of]
         while self._num_known_tokens > KEPT_TOKENS:
             self._num_known_tokens -= len(self._known.pop(next(iter(self._known))))
         return prompts
+
+
+def special_tokens(codec: TextCodec) -> tuple[list[int], list[int]]:
+    """Ids that ``add_special_tokens`` puts before a text and after it."""
+    (around,), (text,) = (codec.encode(["a"], add_special_tokens=is_whole) for is_whole in (True, False))
+    start = next(start for start in range(len(around)) if around[start : start + len(text)] == text)
+    return around[:start], around[start + len(text) :]
 
 
 def _cut(text: str, field_starts: Sequence[int], cuts: TextCuts) -> list[tuple[str, bool]]:

@@ -64,15 +64,6 @@ class TextCodec:
 
         return find_cuts(json.loads(self.tokenizer.to_str()), self._stand_ins)
 
-    @cached_property
-    def special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids that ``add_special_tokens`` puts before a text and after it."""
-        encoding = self._encoder.encode("a")
-        is_special = encoding.special_tokens_mask
-        num_before = is_special.index(0) if 0 in is_special else len(is_special)
-        num_all = num_before + len(self._encoder.encode("a", add_special_tokens=False).ids)
-        return tuple(encoding.ids[:num_before]), tuple(encoding.ids[num_all:])
-
     @classmethod
     def load(cls, folder: Path) -> "TextCodec":
         """Load the tokenizer of a checkpoint folder, offline, without running any code of the checkpoint.
@@ -171,8 +162,9 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the loaders raise all kinds of errors for a missing or damaged file
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"model {str(folder)!r}: its tokenizer cannot be read: {first_line}") from error
+        files = ", ".join(name for name in TOKENIZER_FILES if (folder / name).is_file())
+        why = f"cannot be read from {files or 'no file'}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ModelError(f"model {str(folder)!r}: its tokenizer {why}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
         kind = type(tokenizer).__name__
         raise ModelError(f"model {str(folder)!r}: tokenizer {kind} has no fast form (tokenizer.json)")

@@ -11,6 +11,7 @@ from engine.pooling.sentence_files import read_sentence_files
 from tasks.answers.kind import AnswerKind
 from tasks.answers.pooled import PooledKind
 from tasks.prompts.prompt import Encode, Tokens
+from tasks.prompts.prompt_pieces import special_tokens
 from tasks.prompts.text_codec import TextCodec
 
 
@@ -43,7 +44,7 @@ def limit_prompts(
         return limit, encode
     between = kind.pair_separator
     separator = np.array(codec.encode([codec.trust(between)], add_special_tokens=False)[0] if between else [])
-    num_before, num_after = map(len, codec.special_tokens)
+    num_before, num_after = map(len, special_tokens(codec))
     return limit, lambda rows: (_cut(prompt, limit, num_before, num_after, separator) for prompt in encode(rows))
 
 

@@ -53,13 +53,6 @@ class StopRequest:
             Path(self.run_folder, "overdue").touch(mode=0o600)
         return not self.is_made
 
-    def wait(self, seconds: float) -> bool:
-        """Sleep for `seconds`, or until a request is made; returns whether one is made."""
-        deadline = time.monotonic() + seconds
-        while not self.is_made and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, LOOK_SECONDS))
-        return self.is_made
-
     def make(self) -> None:
         """Ask the workers to stop; finished answers stay."""
         Path(self.run_folder, "stop").touch(mode=0o600)

@@ -195,11 +195,6 @@ class Run:
         self._save()
         drop_work(Path(self.folder))
 
-    def discard(self) -> None:
-        """Delete all files of the run."""
-        _drop_exchange(Path(self.folder))
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def list_parts(self) -> list[ArtifactRef]:
         """References of the complete parts, sorted by name; damaged and half-written ones are skipped."""
         return list_whole(sorted(Path(self.folder).glob("parts/part-*.parquet")))
@@ -229,7 +224,7 @@ def _version(package: str) -> str:
 
 def drop_work(folder: Path) -> None:
     """Delete the files that only a run itself needed. Requests go last: `sweep_runs` sees that it was interrupted."""
-    _drop_exchange(folder)
+    drop_exchange_copy(folder)
     for path in folder.rglob("*.tmp"):
         path.unlink(missing_ok=True)
     (folder / "overdue").unlink(missing_ok=True)
@@ -239,7 +234,7 @@ def drop_work(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _drop_exchange(folder: Path) -> None:
+def drop_exchange_copy(folder: Path) -> None:
     """Delete the run's copy in an object store, if it has one."""
     if (folder / "exchange").exists():
         from tasks.runs.run_exchange import drop_exchange

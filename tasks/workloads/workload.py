@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from engine.errors import ModelError, WorkloadError
 from engine.model.adapters.adapter import Adapter, check_adapter
+from engine.model.loading.checkpoint import check_output_layer
 from tasks.answers.kind import AnswerKind
 from tasks.answers.reserved_names import RESERVED_COLUMNS
 from tasks.answers.toml_value import Name, Output, Text, Texts, must, refuse_if
@@ -172,11 +173,12 @@ class Workload:
     def bind(self, checkpoint: Path) -> "Workload":
         """The workload with the settings that the model decides, see `AnswerKind.bind`.
 
-        Raises `ModelError` if the workload's adapter belongs to another model.
+        Raises `ModelError` if the model has no output layer for it, or the workload's adapter belongs to another model.
         """
         if self.adapter is not None:
             check_adapter(self.adapter, checkpoint)
         if not self.kind.is_pooled:
+            check_output_layer(checkpoint)
             return self
         try:
             kind, template = self.kind.bind(self.prompt.template, checkpoint)

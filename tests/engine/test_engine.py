@@ -2,14 +2,16 @@
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 
-from engine import Engine, EngineConfig, Request, StepRecord, Thinking, plan_prefix_groups
-from engine.errors import CapacityError, ConfigError, ModelError, OutOfMemoryError, RequestError
+from engine import Completion, Engine, EngineConfig, Request, StepRecord, Thinking, plan_prefix_groups
+from engine.errors import BusyError, CapacityError, ConfigError, ModelError, OutOfMemoryError, RequestError
 
 SETTINGS = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 24)
 
@@ -49,6 +51,18 @@ def test_results_come_in_input_order_and_do_not_depend_on_it(tiny_llama: Path, e
     )
     for answer in chunked.generate(requests):
         assert answer.token_ids == by_id[answer.request_id]
+
+
+def test_settings_of_draws_at_their_limits(engine: Engine) -> None:
+    def draw(**settings: Any) -> Sequence[int]:
+        request = Request(request_id="a", token_ids=[5, 6, 7], max_new_tokens=20, **settings)
+        return engine.generate([request])[0].token_ids
+
+    for settings in ({"temperature": 5e-324}, {"temperature": 5.0, "top_k": 1}, {"temperature": 1.0, "top_p": 1e-30}):
+        assert draw(**settings) == draw()
+    for settings in ({"top_k": 512}, {"top_k": 10**30}, {"top_p": 1}):
+        assert draw(temperature=1.0, **settings) == draw(temperature=1.0)
+    assert draw(temperature=1e308, seed=2**64 - 1) != draw()
 
 
 def test_sampled_answers_depend_on_their_seed_alone(engine: Engine) -> None:
@@ -179,6 +193,10 @@ def test_a_broken_compiler_costs_no_answer(tiny_llama: Path, engine: Engine, cap
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens"),
         ({"kv_memory_bytes": -1}, "kv_memory_bytes"),
         ({"kv_memory_bytes": "1GB"}, "kv_memory_bytes"),
+        ({"kv_memory_bytes": True}, "kv_memory_bytes must be 'auto' or a positive whole number, got True"),
+        ({"block_size": "32"}, "block_size: Input should be a valid integer, got '32'"),
+        ({"deterministic": "x"}, "deterministic: Input should be a valid boolean, got 'x'"),
+        ({"device": None}, "device: Input should be a valid string, got None"),
         ({"memory_fraction": 0.0}, "memory_fraction"),
         ({"output_reserve": 2.0}, "output_reserve"),
         ({"num_threads": -1}, "num_threads"),
@@ -201,6 +219,87 @@ def test_a_broken_compiler_costs_no_answer(tiny_llama: Path, engine: Engine, cap
 def test_a_setting_out_of_range_is_named(settings: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         EngineConfig(**settings)
+
+
+@pytest.mark.parametrize("model", [None, 5, b"model"])
+def test_what_is_no_model_is_named(model: Any) -> None:
+    with pytest.raises(ModelError, match=rf"model must be .* a hub id, or a loaded model .*, got {model!r}"):
+        Engine.load(model, SETTINGS)
+
+
+def test_a_loaded_model_without_an_output_layer_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(ModelError, match=r"must have an output layer \(AutoModelForCausalLM\), got LlamaModel"):
+        Engine.load(transformers.AutoModel.from_pretrained(tiny_llama), SETTINGS)
+
+
+def test_arguments_of_other_types_are_named(tiny_llama: Path, engine: Engine) -> None:
+    with pytest.raises(ConfigError, match=r"config must be an EngineConfig, got \{'dtype': 'float32'\}"):
+        Engine.load(tiny_llama, {"dtype": "float32"})  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"adapter must be an Adapter, as Adapter\.find\(folder\) makes, got 'lora'"):
+        Engine.load(tiny_llama, SETTINGS, adapter="lora")  # type: ignore[arg-type]
+    for requests in (None, 5, Request(request_id="a", token_ids=[1])):
+        with pytest.raises(RequestError, match="requests must be a list or another iterable of Requests, got"):
+            engine.generate(requests)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="requests must hold Requests, got 'a'"):
+        engine.generate(["a"])  # type: ignore[list-item]
+    with pytest.raises(RequestError, match=r"request \['a'\]: a request_id must be hashable"):
+        engine.generate([Request(request_id=["a"], token_ids=[1])])  # type: ignore[arg-type]
+
+
+def start(engine: Engine, requests: Sequence[Request]) -> Iterator[Completion]:
+    """A run of which the first answer has been taken."""
+    run = engine.run_plan(requests, plan_prefix_groups([request.token_ids for request in requests]))
+    next(run)
+    return run
+
+
+def test_a_call_of_the_same_thread_ends_an_unfinished_one(engine: Engine) -> None:
+    """As a cell of a notebook that is run again. The KV of the unfinished run is gone, so it cannot go on."""
+    requests = [Request(request_id=str(i), token_ids=p, max_new_tokens=3 + i) for i, p in enumerate(prompts())]
+    expected = engine.generate(requests)
+    unfinished = start(engine, requests)
+    assert engine.generate(requests) == expected
+    with pytest.raises(BusyError, match="another call of the engine has begun, which ended this one"):
+        list(unfinished)
+    start(engine, requests).close()  # type: ignore[attr-defined]
+    assert engine.generate(requests) == expected
+
+
+def test_a_call_of_another_thread_is_refused(engine: Engine) -> None:
+    requests = [Request(request_id=str(i), token_ids=p, max_new_tokens=3 + i) for i, p in enumerate(prompts())]
+    expected = engine.generate(requests)
+    unfinished = start(engine, requests)
+    with ThreadPoolExecutor(1) as other:
+        with pytest.raises(BusyError, match="a call of thread 'MainThread' is under way: finish it, or close its"):
+            other.submit(engine.generate, requests).result()
+        assert len(list(unfinished)) == len(requests) - 1
+        assert other.submit(engine.generate, requests).result() == expected
+        kept = other.submit(start, engine, requests).result()
+    assert engine.generate(requests) == expected, "the thread of the unfinished call has ended"
+    kept.close()  # type: ignore[attr-defined]
+
+
+def test_threads_that_call_at_once_get_right_answers_or_an_error(engine: Engine) -> None:
+    requests = [Request(request_id=str(i), token_ids=p, max_new_tokens=5) for i, p in enumerate(prompts())]
+    expected = engine.generate(requests)
+
+    def call(number: int) -> list[Completion] | None:
+        try:
+            return engine.generate(requests)
+        except BusyError:
+            return None
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(call, range(40)))
+    assert expected in found
+    assert all(answers in (None, expected) for answers in found)
+
+
+def test_a_call_within_a_call_is_refused(engine: Engine) -> None:
+    request = Request(request_id="a", token_ids=[5, 6], stop="!")
+    with pytest.raises(BusyError, match="a call of thread 'MainThread' is under way"):
+        engine.generate([request], decode=lambda token_ids: str(engine.generate([request], decode=spell)))
+    assert engine.generate([request], decode=spell)[0].num_output_tokens == 64
 
 
 def test_a_budget_below_one_block_is_refused(tiny_llama: Path) -> None:

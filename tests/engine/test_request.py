@@ -1,6 +1,7 @@
 """What a request accepts, and the words in which it refuses the rest."""
 
 import pickle
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def test_any_integer_sequence_becomes_int32() -> None:
         ({"max_new_tokens": 3.5}, "max_new_tokens must be a whole number, got 3.5"),
         ({"max_new_tokens": "3"}, "max_new_tokens must be a whole number, got '3'"),
         ({"top_k": 2.5}, "top_k must be a whole number"),
-        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"seed": None}, "seed must be a whole number from 0 on, got None"),
         ({"expected_output_tokens": 0}, "expected_output_tokens"),
         ({"expected_output_tokens": 2.5}, "expected_output_tokens"),
         ({"expected_output_tokens": "2"}, "expected_output_tokens"),
@@ -47,12 +48,20 @@ def test_any_integer_sequence_becomes_int32() -> None:
         ({"stop": 5}, "stop must hold non-empty strings, got \\(5,\\)"),
         ({"mode": "embed", "dimensions": "2"}, "dimensions must be None or a whole number from 1 on, got '2'"),
         ({"mode": "embed", "dimensions": 1.5}, "dimensions must be None or a whole number from 1 on, got 1.5"),
+        ({"mode": "embed", "dimensions": 0}, "dimensions must be None or a whole number from 1 on, got 0"),
+        ({"mode": "embed", "pair_separator": "a"}, "pair_separator must be None or a whole number from 0 on, got 'a'"),
+        ({"top_k": True}, "top_k must be a whole number from 0 on, got True"),
+        ({"temperature": True}, "temperature must be a number, got True"),
+        ({"temperature": 1j}, "temperature must be a number, got 1j"),
+        ({"ignore_eos": "no"}, "ignore_eos must be True or False, got 'no'"),
+        ({"mode": "embed", "normalize": None}, "normalize must be True or False, got None"),
         ({"grammar": "[0-9]+"}, r"grammar must be a Grammar, got '\[0-9\]\+'"),
         ({"thinking": 5}, "thinking must be a Thinking, got 5"),
         ({"labels": ((1,), (2,))}, "belong to mode 'score'"),
         ({"mode": "score"}, "two or more"),
         ({"mode": "score", "labels": ((1,), ())}, "non-empty"),
         ({"mode": "score", "labels": ((1,), (1,))}, "differ"),
+        ({"mode": "score", "labels": ((1.5,), (2,))}, "labels must be sequences of token ids"),
         ({"mode": "score", "labels": ("yes", "no")}, "labels must be sequences of token ids"),
         ({"mode": "score", "labels": (1, 2)}, "labels must be sequences of token ids"),
     ],
@@ -69,6 +78,14 @@ def test_an_unknown_parameter_is_named() -> None:
         Request(request_id="row-7", token_ids=[1], temprature=0.5)
     assert issubclass(UnknownParameterError, TypeError)
     assert issubclass(UnknownParameterError, BatchloomError)
+
+
+def test_numbers_of_any_kind_become_python_s() -> None:
+    kinds = {"temperature": np.float32(0.5), "top_p": Fraction(1, 2), "top_k": np.int16(3), "seed": np.uint64(2**63)}
+    request = Request(request_id="a", token_ids=[1], **kinds)  # type: ignore[arg-type]
+    found = (request.temperature, request.top_p, request.top_k, request.seed)
+    assert found == (0.5, 0.5, 3, 2**63)
+    assert [type(number) for number in found] == [float, float, int, int]
 
 
 def test_the_seed_belongs_to_the_answer_only_where_something_is_drawn() -> None:

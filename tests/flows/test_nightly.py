@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -273,10 +275,19 @@ def test_a_checkpoint_that_cannot_be_loaded_leaves_no_trace(nights: Any, tmp_pat
     (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     nights.model = broken
     refused(nights, ModelError, "broken")
+    (broken / "model.safetensors").write_bytes(weights)
     (broken / "tokenizer.json").write_text("{}")
-    refused(nights, ModelError, "tokenizer cannot be read")
+    refused(nights, ModelError, r"tokenizer cannot be read from tokenizer\.json, .*: KeyError: 'added_tokens'")
     (broken / "config.json").write_text("{}")
     refused(nights, ModelError, "max_position_embeddings")
+
+
+def test_a_checkpoint_without_an_output_layer_is_refused(
+    nights: Any, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    nights.model = Path(shutil.copytree(tiny_checkpoint("mistral"), tmp_path / "base"))
+    transformers.AutoModel.from_pretrained(nights.model).save_pretrained(nights.model)
+    refused(nights, ModelError, r"lack lm_head\.weight")
 
 
 def test_rows_that_memory_cannot_hold_are_errors_and_tried_again(nights: Any) -> None:

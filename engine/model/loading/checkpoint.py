@@ -3,9 +3,12 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError
 
@@ -26,6 +29,10 @@ SENTENCE_FILES = (
     *("[0-9]*_*/config.json", "[0-9]*_*/model.safetensors"),
 )
 """Patterns of sentence-transformers' files, which configure how a checkpoint computes embeddings."""
+
+
+_LAYER = re.compile(r"(?:(?:model|language_model|text_model|decoder)\.)*(?:layers|(?:\w+\.)?encoder\.layer)\.(\d+)\.")
+"""Names of the weights of a decoder's or encoder's layers; a model of images and text has others beside them."""
 
 
 def resolve_checkpoint(model: str | Path) -> Path:
@@ -64,6 +71,47 @@ def is_quantized(model: str | Path) -> bool:
     folder = resolve_checkpoint(model)
     method = (read_json(folder / "config.json").get("quantization_config") or {}).get("quant_method")
     return (folder / GGUF_TENSORS).is_file() or method in QUANT_METHODS
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, without those that have all weights a second time by other names."""
+    return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
+
+
+def weight_names(folder: Path) -> list[str]:
+    """Names of the tensors in `weight_files`; raises `ModelError` where one of the files is damaged or cut."""
+    names: list[str] = []
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, framework="np") as tensors:
+                names.extend(tensors.keys())
+        except (OSError, SafetensorError) as error:
+            what = f"the weights cannot be read: {file.name} is damaged or cut at {file.stat().st_size:,} bytes"
+            raise ModelError(f"model {str(folder)!r}: {what}: {error}") from error
+    return names
+
+
+def check_layers(folder: Path) -> None:
+    """Refuses safetensors files that are damaged, or hold fewer or more layers than config.json says."""
+    config = read_json(folder / "config.json")
+    config = text if isinstance(text := config.get("text_config"), dict) else config
+    num_layers, num_more = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
+    # Layers that predict further tokens may follow; they are not computed.
+    num_found = max((int(match[1]) + 1 for match in map(_LAYER.match, weight_names(folder)) if match), default=None)
+    if num_found and isinstance(num_layers, int) and not num_layers <= num_found <= num_layers + num_more:
+        why = f"config.json says num_hidden_layers {num_layers}, the weight files hold {num_found} layers"
+        raise ModelError(f"model {str(folder)!r}: {why}")
+
+
+def check_output_layer(folder: Path) -> None:
+    """Refuses safetensors files without an output layer, which generating and scoring take."""
+    config = read_json(folder / "config.json")
+    if not config.get("tie_word_embeddings", config.get("model_type") not in PLAIN_MODEL_TYPES):
+        names = weight_names(folder)
+        if names and not any("lm_head" in name or "embed_out" in name for name in names):
+            raise ModelError(
+                f"model {str(folder)!r}: its files lack lm_head.weight, the output layer of text and scores"
+            )
 
 
 def checkpoint_digest(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -44,7 +45,19 @@ def gguf_file(folder: Path) -> Path:
 
 def write_tensor_table(file: Path, folder: Path) -> None:
     """Writes the table of a GGUF file's tensors: name, format, shape (rows first), offset and size."""
-    from gguf import GGUFReader
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
+
+    class Reader(GGUFReader):  # type: ignore[misc]
+        def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+            """Called with the place of the first tensor and the header's fields of all, before any is read."""
+            end = start_offs
+            for _, _, _, shape, kind, offset in (field.parts for field in fields):
+                block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(int(kind[0]))]
+                num_blocks = math.prod(map(int, shape)) // block_size
+                end = max(end, start_offs + int(offset[0]) + num_blocks * block_bytes)
+            if (size := file.stat().st_size) < end:
+                raise ModelError(f"model {str(file)!r}: the file is cut: {size:,} bytes, its tensors end at {end:,}")
+            super()._build_tensors(start_offs, fields)
 
     tensors = {
         tensor.name: {
@@ -53,7 +66,7 @@ def write_tensor_table(file: Path, folder: Path) -> None:
             "offset": int(tensor.data_offset),
             "num_bytes": int(tensor.n_bytes),
         }
-        for tensor in GGUFReader(file).tensors
+        for tensor in Reader(file).tensors
     }
     (folder / GGUF_TENSORS).write_text(json.dumps({"file": str(file), "tensors": tensors}, indent=1))
 
@@ -74,8 +87,11 @@ def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) ->
     except OSError as error:
         if not (target / "config.json").is_file():  # else another process converted it meanwhile
             raise ModelError(f"model {str(file)!r}: cannot be converted: {error}") from error
+    except ModelError:
+        raise
     except Exception as error:  # parsers raise errors of any kind for a damaged file
-        raise ModelError(f"model {str(file)!r}: not a readable GGUF file: {type(error).__name__}: {error}") from error
+        why = f"not a readable GGUF file, or cut at {file.stat().st_size:,} bytes: {type(error).__name__}: {error}"
+        raise ModelError(f"model {str(file)!r}: {why}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target

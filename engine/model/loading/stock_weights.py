@@ -12,7 +12,7 @@ from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import logging
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS
+from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers
 
 
 @contextmanager
@@ -90,6 +90,7 @@ def load_weights(
         from engine.model.loading.gguf import unpack_gguf
 
         folder = unpack_gguf(folder)
+    check_layers(folder)
     quantization = getattr(config, "quantization_config", None)
     try:
         with no_progress_bars(), device:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, is_plain, read_json
+from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers, is_plain, read_json, weight_files
 from engine.model.plain.plain_model import PlainConfig, PlainModel
 
 _SIZES = (
@@ -136,13 +136,14 @@ def fill_in(
     Raises:
         ModelError: a file is damaged, or a tensor has another shape or one byte a value.
     """
+    check_layers(folder)
     missing = []
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = bool(model.config.tie_word_embeddings)
     try:
         with ExitStack() as opened:
             files: dict[str, Any] = {}
-            for path in sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors")):
+            for path in weight_files(folder):
                 file = opened.enter_context(safe_open(path, framework="pt", device="cpu"))
                 files |= dict.fromkeys(file.keys(), file)
             # A model saved without its output layer has names without "model.".

@@ -25,7 +25,13 @@ from engine.kernels.cpu.quantized import (
 )
 from engine.model.layer_windows import find_windows
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
-from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, is_plain, resolve_checkpoint
+from engine.model.loading.checkpoint import (
+    GGUF_TENSORS,
+    cache_folder,
+    check_layers,
+    is_plain,
+    resolve_checkpoint,
+)
 from engine.model.model import Model
 from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.quantized.gguf_weights import GgufWeights
@@ -64,6 +70,7 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
             why = "only weights of GGUF files are unpacked; dtype auto keeps these quantized"
             raise ModelError(f"model {str(folder)!r}: dtype {config.dtype!r}: {why}")
         return None
+    check_layers(folder)
     weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder, read_quantization(folder))
     reason = _why_not(values, weights, config, device)
     if reason is None:

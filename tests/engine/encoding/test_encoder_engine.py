@@ -13,7 +13,7 @@ from engine import EngineConfig, Request, StepRecord, plan_prefix_groups
 from engine.encoding.encoder_engine import EncoderEngine
 from engine.encoding.families import ENCODERS
 from engine.encoding.packed_linear import PackedLinear
-from engine.errors import ModelError, RequestError
+from engine.errors import ConfigError, ModelError, RequestError
 from tests.tiny_encoders import HIDDEN_SIZE, MAX_TOKENS, save_encoder, save_modules
 
 WORDS = ["night", "watchman", "walks", "around", "the", "house", "and", "writes", "down", "what", "he", "has", "seen;"]
@@ -164,3 +164,17 @@ def test_an_attention_that_is_not_computed_is_refused(tmp_path: Path) -> None:
     transformers.GPT2Config().save_pretrained(folder)
     with pytest.raises(ModelError, match="gpt2"):
         load(folder)
+
+
+def test_arguments_of_other_types_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="model must be the path of a checkpoint folder or a hub id, got None"):
+        EncoderEngine.load(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="config must be an EngineConfig, got 'cpu'"):
+        EncoderEngine.load(tmp_path, "cpu")  # type: ignore[arg-type]
+
+
+def test_more_dimensions_than_there_are_are_refused(tmp_path: Path) -> None:
+    engine = EncoderEngine.load(save_encoder("bert", tmp_path / "bert"), EngineConfig(dtype="float32", device="cpu"))
+    request = Request(request_id="a", token_ids=[5], mode="embed", dimensions=1000)
+    with pytest.raises(RequestError, match="request 'a': dimensions is 1000, the model's embeddings have 48"):
+        engine.pool([request])

@@ -1,8 +1,8 @@
 """Models whose weights stay as a GGUF file has them: the answers of bfloat16, in the file's memory."""
 
+import json
 import logging
 import os
-import json
 import shutil
 import subprocess
 import sys

@@ -107,6 +107,19 @@ def test_all_modes_of_one_run(embedding_checkpoint: Path, stock_states: np.ndarr
     assert {answer.finish_reason for answer in together.values()} >= {"embedded", "scored", "length"}
 
 
+def test_more_dimensions_than_there_are_are_refused(embedding_checkpoint: Path, tiny_llama: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    for engine, num_values in ((load(embedding_checkpoint), 64), (load(model), 96)):
+        asked = [
+            Request(request_id="a", token_ids=[5], mode="embed", dimensions=n) for n in (num_values, num_values + 1)
+        ]
+        assert len(engine.pool(asked[:1])[0].embedding) == num_values
+        reason = f"dimensions is {num_values + 1}, the model's embeddings have {num_values}"
+        with pytest.raises(RequestError, match=f"request 'a': {reason}"):
+            engine.pool(asked[1:])
+        assert [answer.error for answer in engine.run_plan(asked[1:], plan_prefix_groups([[5]]))] == [reason]
+
+
 @pytest.mark.parametrize("num_classes", [1, 3])
 def test_a_classification_head(num_classes: int, tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     source = tiny_checkpoint("qwen2")

@@ -205,6 +205,14 @@ def test_models_of_other_kinds_are_refused(tiny_llama: Path) -> None:
         EncoderEngine.load(tiny_llama, SPREAD)
 
 
+def test_heads_that_cannot_be_divided_are_refused_before_a_process_starts(
+    tiny_llama: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel_size 4 does not divide the model's num_attention_heads, 6"):
+        Engine.load(tiny_llama, dataclasses.replace(SPREAD, tensor_parallel_size=4))
+    assert capfd.readouterr().err == ""
+
+
 def test_ranks_take_the_gpus_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank_devices(torch.device("cuda"), 2) == ["cuda:0", "cuda:1"]
     assert rank_devices(torch.device("cuda", 2), 2) == ["cuda:2", "cuda:3"]

@@ -186,7 +186,7 @@ def written_slots(batch: AttentionBatch) -> torch.Tensor:
     for group in range(batch.num_groups):
         blocks = batch.prefix_block_ids[batch.prefix_block_starts[group] :]
         slots |= {int(blocks[i // size]) * size + i % size for i in range(batch.prefix_lens[group])}
-    for sequence in range(batch.num_sequences):
+    for sequence in range(len(batch.suffix_lens)):
         blocks = batch.suffix_block_table[batch.suffix_block_starts[sequence] :]
         slots |= {int(blocks[i // size]) * size + i % size for i in range(batch.suffix_lens[sequence])}
     return torch.tensor(sorted(slots))

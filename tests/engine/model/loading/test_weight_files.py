@@ -1,5 +1,7 @@
 """Weight files: what is read of them before there is work, and that none of it stays once the weights are packed."""
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from engine import Engine, EngineConfig
-from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.encoding.encoder_engine import EncoderEngine
+from engine.errors import ModelError
+from engine.limits import check_weights
+from engine.model.loading.checkpoint import check_output_layer, resolve_checkpoint
+from tests.tiny_encoders import save_encoder
+
+SETTINGS = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22)
 
 
 def list_mapped(folder: Path) -> list[str]:
@@ -45,3 +53,69 @@ def test_a_gguf_file_is_checked_without_torch(smollm2_gguf: Path) -> None:
     root = Path(__file__).parents[4]
     done = subprocess.run([sys.executable, "-c", check], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def copy_with(source: Path, folder: Path, **changes: object) -> Path:
+    """A copy of a checkpoint with changes of its config.json."""
+    shutil.copytree(source, folder)
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | changes))
+    return folder
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_other_layers_than_config_json_says_are_refused(num_layers: int, tiny_llama: Path, tmp_path: Path) -> None:
+    """transformers leaves out what the files have beyond it, and makes up what they lack."""
+    folder = copy_with(tiny_llama, tmp_path / "model", num_hidden_layers=num_layers)
+    expected = f"config.json says num_hidden_layers {num_layers}, the weight files hold 2 layers"
+    for check in (lambda: check_weights(SETTINGS, folder), lambda: Engine.load(folder, SETTINGS)):
+        with pytest.raises(ModelError, match=expected):
+            check()
+    stock = copy_with(tiny_llama, tmp_path / "stock", num_hidden_layers=num_layers, mlp_bias=False, unknown_key=1)
+    with pytest.raises(ModelError, match=expected):
+        Engine.load(stock, SETTINGS)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tiny_llama: Path, tmp_path: Path) -> None:
+    """As GLM 4.5's last one."""
+    folder = copy_with(tiny_llama, tmp_path / "model", num_hidden_layers=1, num_nextn_predict_layers=1)
+    assert Engine.load(folder, SETTINGS).num_kv_blocks
+    check_weights(SETTINGS, folder)
+
+
+def test_an_encoder_s_layers_are_counted(tmp_path: Path) -> None:
+    folder = save_encoder("bert", tmp_path / "bert")
+    cut = copy_with(folder, tmp_path / "cut", num_hidden_layers=1)
+    with pytest.raises(ModelError, match="num_hidden_layers 1, the weight files hold 2 layers"):
+        EncoderEngine.load(cut, SETTINGS)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 4, 100, -1000])
+def test_a_file_that_is_cut_is_named_with_its_size(num_bytes: int, tiny_llama: Path, tmp_path: Path) -> None:
+    folder = copy_with(tiny_llama, tmp_path / "model")
+    weights = (folder / "model.safetensors").read_bytes()[:num_bytes]
+    (folder / "model.safetensors").write_bytes(weights)
+    with pytest.raises(ModelError, match=rf"model\.safetensors is damaged or cut at {len(weights):,} bytes: "):
+        check_weights(SETTINGS, folder)
+
+
+def test_a_gguf_file_that_is_cut_is_named_with_its_size(smollm2_gguf: Path, tmp_path: Path) -> None:
+    whole = smollm2_gguf.read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[:-1000])
+    with pytest.raises(ModelError, match=f"is cut: {len(whole) - 1000:,} bytes, its tensors end at {len(whole):,}$"):
+        resolve_checkpoint(tmp_path / "cut.gguf")
+    for num_bytes in (0, 10, 1000):
+        (tmp_path / "cut.gguf").write_bytes(whole[:num_bytes])
+        with pytest.raises(ModelError, match=f"not a readable GGUF file, or cut at {num_bytes:,} bytes: "):
+            resolve_checkpoint(tmp_path / "cut.gguf")
+
+
+def test_an_output_layer_is_looked_for(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    import transformers
+
+    for family in ("llama", "mistral"):  # tied, and not
+        check_output_layer(tiny_checkpoint(family))
+    folder = copy_with(tiny_checkpoint("mistral"), tmp_path / "base")
+    transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"its files lack lm_head\.weight, the output layer of text and scores"):
+        check_output_layer(folder)

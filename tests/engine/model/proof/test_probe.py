@@ -88,7 +88,7 @@ def test_what_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     def prepare(self: Any, batch: Any) -> Any:
         tables = batch.suffix_block_table.copy()
         tables[:] = tables[0]
-        return original(self, replace(batch, suffix_block_table=tables) if batch.num_sequences > 1 else batch)
+        return original(self, replace(batch, suffix_block_table=tables) if len(batch.suffix_lens) > 1 else batch)
 
     monkeypatch.setattr(attention.NativeBackend, "prepare", prepare)
     with pytest.raises(ModelError, match=r"with whole prompts, .* it depends on the rest of the batch"):
