@@ -90,7 +90,7 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
         row = {"workload": workload.name, **digests, "gold": gold, "created_at": datetime.now(UTC)}
         for each in found:
             comparison.execute("calibrate/insert_calibration", row | asdict(each))
-        _create_views(comparison, workload, columns)
+        _create_views(comparison, workload, columns, str(database))
     return found
 
 
@@ -176,12 +176,15 @@ def _find_model(comparison: Comparison, workload: Workload) -> str:
     raise DatabaseError(f"workload {workload.name!r} as it is now has answered nothing yet")
 
 
-def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[ComparedColumn]) -> None:
+def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[ComparedColumn], database: str) -> None:
     table = workload.output.table
     names = [_probability_of(column) for column in columns]
     labels = [name for name in names if name.endswith("_probabilities")]
     singles = [name for name in names if name not in labels]
     latest, keys = f"latest_{table}", workload.key
+    views = {f"calibrated_{table}": singles, f"calibrated_{table}_labels": labels}
+    own = {view: ("column_name", "calibrated_probability") for view, found in views.items() if found}
+    comparison.check_views(own, database)
     if singles:
         view = f"calibrated_{table}"
         comparison.execute("calibrate/create_view", view=view, latest=latest, keys=keys, columns=singles)
