@@ -72,9 +72,8 @@ def connect(
     try:
         if connection.execute(statement("settings/database_file")).fetchone() == (None,):  # of a CSV file, for example
             raise DatabaseError(NO_DATABASE.format(path))
-        connection.execute(statement("settings/set_time_zone"))
-        connection.execute(statement("settings/set_arrow_buffers"))
-        connection.execute(statement("settings/set_progress_bar"))
+        for name in ("set_time_zone", "set_arrow_buffers", "set_progress_bar"):
+            connection.execute(statement(f"settings/{name}"))
         if memory_limit is not None:
             connection.execute(statement("settings/set_memory_limit"), {"memory_limit": memory_limit})
         yield connection
