@@ -112,7 +112,8 @@ def evaluate_answers(
     )
     with connect(database) as connection, transaction(connection):
         comparison = Comparison(connection, workload, evaluation.evaluation_id)
-        comparison.create_tables(str(database))
+        comparison.check_views(VIEW_COLUMNS, str(database))
+        comparison.create_tables()
         comparison.take_answers(run_id)
         if gold is not None:
             comparison.compare_with_gold(gold, k)
@@ -143,9 +144,8 @@ class Comparison:
         for name in MACROS:
             self.execute(f"evaluate/macros/{name}")
 
-    def create_tables(self, database: str) -> None:
+    def create_tables(self) -> None:
         """Create the tables of evaluations if they are missing, and replace the views."""
-        self.check_views(VIEW_COLUMNS, database)
         for name in CREATED:
             self.execute(f"evaluate/create_{name}")
 
