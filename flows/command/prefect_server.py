@@ -53,7 +53,9 @@ def reachable_server() -> Iterator[None]:
             with get_client(httpx_settings={"timeout": timeout}, sync_client=True) as client:
                 client.hello()
         except (RuntimeError, HTTPError) as error:
-            raise ConfigError(f"no Prefect server at {PREFECT_API_URL.value() or 'this machine'}: {error}") from error
+            url = PREFECT_API_URL.value()
+            what = f"at {url}: {error}; start it, or unset PREFECT_API_URL" if url else f"on this machine: {error}"
+            raise ConfigError(f"no Prefect server {what}") from error
         yield
 
 
