@@ -145,8 +145,7 @@ def _replace_run(
         "shared_with": json.dumps(dict(run.shared_with)) if run.shared_with else None,
         "config": json.dumps(dict(run.config)),
         "versions": json.dumps(dict(run.versions)),
+        **{f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES},
     }
-    row |= {f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES}
-    insert = fill_identifiers(statement("write/insert_run"), table=workload.output.table)
-    result = connection.execute(insert, row)
+    result = connection.execute(fill_identifiers(statement("write/insert_run"), table=workload.output.table), row)
     return dict(zip([column[0] for column in result.description or ()], result.fetchall()[0], strict=True))

@@ -236,9 +236,8 @@ def _version(package: str) -> str:
 def drop_work(folder: Path) -> None:
     """Delete the files that only a run itself needed. Requests go last: `sweep_runs` sees that it was interrupted."""
     _drop_exchange(folder)
-    for path in folder.rglob("*.tmp"):
+    for path in (*folder.rglob("*.tmp"), folder / "overdue"):
         path.unlink(missing_ok=True)
-    (folder / "overdue").unlink(missing_ok=True)
     for name in WORK_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in sorted(folder.glob("*.parquet"), key=lambda path: path.name == REQUESTS):

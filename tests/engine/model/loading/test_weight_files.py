@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine import Engine, EngineConfig
+from engine.errors import ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
 
 
@@ -31,6 +32,15 @@ def test_files_are_not_mapped_once_a_model_is_loaded(
     engine = Engine.load(str(folder), EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=1 << 20))
     assert list_mapped(folder) == []
     assert engine.config.dtype == dtype
+
+
+def test_a_gguf_file_whose_configuration_cannot_be_kept_names_the_setting(
+    smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BATCHLOOM_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ModelError, match=r"file/cache, which cannot be written \(Not a dir.*folder in BATCHLOOM_CACHE"):
+        resolve_checkpoint(smollm2_gguf)
 
 
 def test_a_gguf_file_is_checked_without_torch(smollm2_gguf: Path) -> None:
