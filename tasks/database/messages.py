@@ -32,7 +32,7 @@ def explain(error: duckdb.Error) -> str:
 
 def is_of_file(error: BaseException) -> bool:
     """Whether the database's file was the reason, such as a lock or a full disk, and not what SQL said."""
-    return isinstance(error.__cause__, duckdb.IOException)
+    return isinstance(error.__cause__, (duckdb.IOException, duckdb.TransactionException))  # the latter: of a commit
 
 
 def _explain_reach(message: str) -> str:

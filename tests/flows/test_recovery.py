@@ -1,6 +1,7 @@
 """Runs that do not complete: stopped from outside, killed, damaged, or unable to write to the database."""
 
 import logging
+import resource
 import subprocess
 import sys
 import threading
@@ -130,6 +131,19 @@ def test_a_killed_run_whose_workload_was_changed_does_not_keep_the_night(
     assert summary.num_ok == 12
     assert message in caplog.text
     assert not nights.sql("select * from information_schema.tables where table_name = 'mine'")
+
+
+def test_a_database_that_may_not_grow_keeps_the_answers_and_ends_the_night(nights: Any) -> None:
+    """DuckDB says so when the transaction is committed."""
+    run = begin_run(nights)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(DatabaseError, match=r"File too large; [\d,]+ bytes free in"):
+            recover_runs(nights.path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [left.record.run_id for left in sweep_runs(nights.path)] == [run.record.run_id]
 
 
 def test_a_database_that_cannot_be_written_is_found_before_any_work(nights: Any) -> None:
