@@ -77,7 +77,7 @@ def nightly(
         raise ConfigError("--keep belongs to --sample, and a sample that is not kept has nothing to --publish")
     if publish is not None:
         check_target(database, publish)
-    with hold_database(database):
+    with hold_database(database, is_written=is_kept):
         protect_result_storage()
         if is_kept and any(runs_folder(database).glob("*-*")):
             recover_runs(database)

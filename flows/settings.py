@@ -22,7 +22,7 @@ from engine.device.placement import check_device
 from engine.limits import check_kv_budget
 from engine.planning.planner import PlanMethod
 from tasks.database.attach import parse_attachments
-from tasks.runs.object_store import check_url
+from tasks.runs.object_store import ObjectStore, check_url
 from tasks.storage.artifact import runs_folder
 
 LOGGER = logging.getLogger("batchloom")
@@ -136,7 +136,9 @@ class WorkerSettings(Settings):
         return url and check_url(url)
 
     def check_host(self, engine: EngineConfig, checkpoint: Path) -> None:
-        """Raise if this host computes and lacks the device, the GPUs or the KV memory of the settings."""
+        """Raise if this host lacks the exchange's package or, where it computes, the device, GPUs or KV memory."""
+        if self.exchange:
+            ObjectStore(self.exchange)
         if self.runner == "local":
             check_device(engine.device)
             if engine.tensor_parallel_size > 1:

@@ -175,7 +175,7 @@ def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run
         "planning": source.planning.model_dump(),
         "failures": asdict(night.failures),
         "machines": night.machines.model_dump(),
-        "workload": {"source": workload.source, "key": list(workload.key)}
+        "workload": {"source": workload.source, "key": list(workload.key), "columns": dict(workload.kind.columns)}
         | ({} if workload.adapter is None else {"adapter": workload.adapter.folder}),
         "full": source.full,
         "attach": dict(source.attach),

@@ -29,10 +29,12 @@ def check_target(database: Path, target: Path) -> None:
     """Check that a copy of the database can be written to `target`.
 
     Raises:
-        ConfigError: its folder is missing, it is a folder itself, a file that is no copy, or the database.
+        ConfigError: its folder is missing or read-only, it is a folder itself, a file that is no copy, or the database.
     """
     if not target.parent.is_dir():
         raise ConfigError(f"publish: no folder {target.parent}")
+    if not os.access(target.parent, os.W_OK):
+        raise ConfigError(f"publish: {target.parent} cannot be written: the folder, or its file system, is read-only")
     if target.is_dir():
         raise ConfigError(f"publish: {target} is a folder, expected a file or nothing")
     if target.resolve() == database.resolve() or (target.exists() and target.samefile(database)):

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError
+from tasks.database.messages import is_of_file
 from tasks.runs.earlier_runs import sweep_runs
 from tasks.runs.run import Run, drop_exchange_copy, set_isolation
 from tasks.runs.run_record import RunRecord
@@ -54,11 +55,12 @@ def _discard(run: Run) -> None:
 def recover_runs(database: Path) -> None:
     """Write answers that earlier runs finished but did not write. Call it inside `hold_database`, see `sweep_runs`.
 
-    A run with damaged artifacts is discarded, so that its rows are answered again. A run whose workload cannot be read
-    stays as it is. Both are warnings, because tonight's run can do its work.
+    A run with damaged artifacts, or with other columns than its workload has now, is discarded, so that its rows are
+    answered again. A run whose workload cannot be read, or whose answers do not fit the tables, stays as it is. Both
+    are warnings, because tonight's run can do its work.
 
     Raises:
-        DatabaseError: the database is locked, or the answers cannot be written.
+        DatabaseError: the database is locked, or its file cannot be written.
     """
     for run in sweep_runs(database):
         run_id = run.record.run_id
@@ -79,14 +81,17 @@ def recover_runs(database: Path) -> None:
                 from tasks.layouts.kept import use_kept
 
                 workload = use_kept(run.database, workload)
-            summary = write_run(run, _bind(workload, run.record) if workload.kind.is_pooled else workload)
+            if workload.kind.is_pooled:
+                workload = _bind(workload, run.record)
+            _check_answers(workload, run.record)
+            summary = write_run(run, workload)
             run.finish()
-        except DatabaseError:
-            raise
         except ArtifactError as error:
             LOGGER.warning("run %s cannot be recovered, its rows will be answered again: %s", run_id, error)
             _discard(run)
         except BatchloomError as error:
+            if is_of_file(error):
+                raise
             LOGGER.warning("run %s cannot be written, its answers stay in %s: %s", run_id, run.folder, error)
         else:
             LOGGER.info("recovered run %s: %s", run_id, summary.text)
@@ -95,6 +100,14 @@ def recover_runs(database: Path) -> None:
 def _has_tried_rows(run: Run) -> bool:
     """Whether the run gave rows to the model."""
     return any(next((Path(run.folder) / name).glob("part-*"), None) for name in ("attempts", "parts"))
+
+
+def _check_answers(workload: Workload, record: RunRecord) -> None:
+    """Raise `ArtifactError` if its workload's answers have other columns now than the run's."""
+    then = record.config.get("workload", {})
+    for what, found in {"key": list(workload.key), "columns": dict(workload.kind.columns)}.items():
+        if then.get(what, found) != found:
+            raise ArtifactError(f"the {what} of the answers were changed in {workload.source}: they were {then[what]}")
 
 
 def _bind(workload: Workload, record: RunRecord) -> Workload:

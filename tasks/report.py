@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ArtifactError
 from tasks.database.connection import connect
+from tasks.database.messages import describe_write_error
 from tasks.report_page.facts import RunFacts, read_run, read_run_facts
 from tasks.report_page.findings import find_remarkable, key_figures
 from tasks.report_page.page import render_report
@@ -46,10 +47,10 @@ def write_report(
     try:
         if page is None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with replace_file(path) as file:
-            file.write(render_report(facts).encode())
     except OSError as error:
-        raise ArtifactError(f"{path} cannot be written: {error}") from error
+        raise ArtifactError(describe_write_error(folder, error)) from error
+    with replace_file(path) as file:
+        file.write(render_report(facts).encode())
     return path.absolute(), facts
 
 

@@ -30,7 +30,7 @@ FROM_RECORD = (
 """Columns of the table ``runs`` that are fields of a `RunRecord`."""
 
 
-def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.0) -> RunSummary:
+def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 180.0) -> RunSummary:
     """Replace the run's rows in the database by those of its artifacts, complete parts and step records.
 
     All in one transaction. Rows with an error in requests or tokens become error rows (finish_reason "invalid"). Rows
@@ -51,11 +51,10 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.
     refs = [ref for ref in (requests, tokens, *parts, *steps) if ref is not None]
     for ref in refs:
         open_parquet(ref).close()
-    attach, is_foreign = record.config.get("attach", {}), False
+    attach = record.config.get("attach", {})
     with connect(database, lock_timeout_seconds=lock_timeout_seconds, memory_limit=MEMORY_LIMIT) as connection:
         restrict_sql(connection, [runs_folder(database)], attach, paths=[ref.path for ref in refs], is_attaching=False)
-        if attach:
-            is_foreign = reads_attachments(connection, workload)
+        is_foreign = bool(attach) and reads_attachments(connection, workload)
         with transaction(connection):
             check_schema(connection, workload, str(database))  # tables may have changed since they were read
             create_schema(connection, workload, is_foreign=is_foreign)
@@ -72,8 +71,8 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 60.
     )
 
 
-write = task(name="write", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)(write_run)
-"""`write_run` as a task. It is retried, because a lock may last; a failed attempt leaves nothing behind."""
+write = task(name="write", retries=0, cache_policy=NO_CACHE, persist_result=False)(write_run)
+"""`write_run` as a task. It waits for a lock itself; whatever else fails once fails again."""
 
 
 def _replace_answers(
@@ -146,8 +145,7 @@ def _replace_run(
         "shared_with": json.dumps(dict(run.shared_with)) if run.shared_with else None,
         "config": json.dumps(dict(run.config)),
         "versions": json.dumps(dict(run.versions)),
+        **{f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES},
     }
-    row |= {f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES}
-    insert = fill_identifiers(statement("write/insert_run"), table=workload.output.table)
-    result = connection.execute(insert, row)
+    result = connection.execute(fill_identifiers(statement("write/insert_run"), table=workload.output.table), row)
     return dict(zip([column[0] for column in result.description or ()], result.fetchall()[0], strict=True))

@@ -43,14 +43,14 @@ def reachable_server() -> Iterator[None]:
         if not PREFECT_API_URL.value() and not _can_keep_a_database():
             place = f"{PREFECT_HOME.value()}, which cannot be written"
             raise ConfigError(f"Prefect's server keeps its database in {place}; name another folder in PREFECT_HOME")
-        name = PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.name
-        timeout = float(os.environ.get(name, STARTUP_SECONDS))
+        timeout = float(os.environ.get(PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.name, STARTUP_SECONDS))
         try:
             # Not by temporary_settings, which reads all of Prefect's settings again: a quarter of a second.
             with get_client(httpx_settings={"timeout": timeout}, sync_client=True) as client:
                 client.hello()
         except (RuntimeError, HTTPError) as error:
-            raise ConfigError(f"no Prefect server at {PREFECT_API_URL.value() or 'this machine'}: {error}") from error
+            url = PREFECT_API_URL.value() or "this machine"
+            raise ConfigError(f"no Prefect server at {url}: {error}; start it, or unset PREFECT_API_URL") from error
         yield
 
 

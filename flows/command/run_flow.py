@@ -42,9 +42,9 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
         return fail(f"{name}: {' '.join(str(error).split())}", EXIT_FAILED)
     except HTTPError as error:
         return fail(f"{name}: the Prefect server does not answer any more: {error}", EXIT_FAILED)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as error:
         rest = "; what is answered is kept, and the next run does the rest" if name == "nightly" else ""
-        return fail(f"{name}: stopped{rest}", EXIT_INTERRUPTED)
+        return fail(f"{name}: stopped{rest}", EXIT_TERMINATED if isinstance(error, SystemExit) else EXIT_INTERRUPTED)
     if is_explain:
         from flows.explain_page import print_forecasts
 

@@ -94,5 +94,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"check: {problem}", file=sys.stderr)
     if problems:
         return EXIT_FAILED
-    print(f"{options.file}: {len(plan.steps)} workloads, {len(plan.models)} models: nothing is wrong")
+    print(f"{options.file}: nothing is wrong; workloads: {len(plan.steps)}, models: {len(plan.models)}")
     return 0

@@ -76,7 +76,7 @@ def compare(
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path fails here, before a folder is made next to it
     first, second = (use_kept(database, load_workload(name)) for name in workloads)
-    with hold_database(database):
+    with hold_database(database, is_written=False):
         protect_result_storage()
         prune_cache(database)
         config = engine.to_config()

@@ -1,6 +1,6 @@
 """Whether batchloom can write to the tables and views that a database already has; a user may have made them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from engine.errors import DatabaseError
 from tasks.database.older_tables import list_added
@@ -41,8 +41,24 @@ def check_existing(
             raise DatabaseError(f"{database}: {name!r} is a {kind}; batchloom needs a {expected} of that name")
         if not relation.is_view:
             _check_columns(workload, f"{database}: table {name!r}", found, relation.columns)
-        elif name in existing and not found.columns.keys() >= set(VIEW_COLUMNS.get(name, OTHER_VIEW_COLUMNS)):
-            raise DatabaseError(f"{database}: batchloom has not made the view {name!r} and would replace it: rename it")
+        else:
+            check_own_view(existing, name, VIEW_COLUMNS.get(name, OTHER_VIEW_COLUMNS), database)
+
+
+def check_own_view(existing: Mapping[str, Relation], name: str, columns: Iterable[str], database: str) -> None:
+    """Check that a view of this name, if there is one, is batchloom's own, so that it may be replaced.
+
+    Args:
+        existing: tables and views of the database, by name.
+        name: in any case.
+        columns: which batchloom's view has, and a user's own view hardly has.
+        database: its name in the message.
+    Raises:
+        DatabaseError: it lacks one of these columns.
+    """
+    found = existing.get(name.lower())
+    if found and found.is_view and not found.columns.keys() >= set(columns):
+        raise DatabaseError(f"{database}: batchloom has not made the view {name!r} and would replace it: rename it")
 
 
 def _check_columns(workload: Workload, where: str, relation: Relation, expected: Mapping[str, str]) -> None:

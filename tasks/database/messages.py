@@ -30,6 +30,11 @@ def explain(error: duckdb.Error) -> str:
     return message.strip().splitlines()[0]
 
 
+def is_of_file(error: BaseException) -> bool:
+    """Whether the database's file was the reason, such as a lock or a full disk, and not what SQL said."""
+    return isinstance(error.__cause__, (duckdb.IOException, duckdb.TransactionException))  # the latter: of a commit
+
+
 def _explain_reach(message: str) -> str:
     """DuckDB's message about a file that SQL may not read, or about a missing extension, as one line.
 

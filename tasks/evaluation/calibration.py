@@ -91,7 +91,7 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
         row = {"workload": workload.name, **digests, "gold": gold, "created_at": datetime.now(UTC)}
         for each in found:
             comparison.execute("calibrate/insert_calibration", row | asdict(each))
-        _create_views(comparison, workload, columns)
+        _create_views(comparison, workload, columns, str(database))
     return found
 
 
@@ -172,13 +172,16 @@ def _find_model(comparison: Comparison, workload: Workload) -> str:
     return str(found[0])
 
 
-def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[ComparedColumn]) -> None:
+def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[ComparedColumn], database: str) -> None:
     table, names = workload.output.table, [_probability_of(column) for column in columns]
     labels = [name for name in names if name.endswith("_probabilities")]
     singles = [name for name in names if name not in labels]
-    for kind, suffix, chosen in (("view", "", singles), ("labels_view", "_labels", labels)):
+    views = [("view", f"calibrated_{table}", singles), ("labels_view", f"calibrated_{table}_labels", labels)]
+    own = {view: ("column_name", "calibrated_probability") for _, view, chosen in views if chosen}
+    comparison.check_views(own, database)
+    for kind, view, chosen in views:
         if chosen:
-            view, latest = f"calibrated_{table}{suffix}", f"latest_{table}"
+            latest = f"latest_{table}"
             comparison.execute(f"calibrate/create_{kind}", view=view, latest=latest, keys=workload.key, columns=chosen)
 
 

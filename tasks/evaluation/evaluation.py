@@ -14,10 +14,19 @@ from prefect.cache_policies import NO_CACHE
 from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.connection import connect, fill_identifiers, transaction
+from tasks.database.existing_tables import check_own_view
+from tasks.database.schema import list_relations
 from tasks.evaluation.compared_column import ComparedColumn, list_columns, list_gold_columns, match_columns
 from tasks.workloads.workload import Workload
 
 CREATED = ("evaluations", "evaluated_rows", "evaluation_metrics", "latest_view", "confusion_view", "calibration_view")
+VIEW_COLUMNS = {
+    "latest_evaluation_metrics": ("reference", "metric"),
+    "evaluation_confusion": ("evaluation_id", "expected"),
+    "evaluation_calibration": ("evaluation_id", "tenth"),
+}
+"""Columns by which the views of `CREATED` are told from a user's own views of these names."""
+
 MACROS = ("confidence_of", "wilson_low", "wilson_high", "weight_of")
 
 MOST_REPLICATES, FEWEST_REPLICATES = 1000, 100
@@ -105,6 +114,7 @@ def evaluate_answers(
     )
     with connect(database) as connection, transaction(connection):
         comparison = Comparison(connection, workload, evaluation.evaluation_id)
+        comparison.check_views(VIEW_COLUMNS, str(database))
         comparison.create_tables()
         comparison.take_answers(run_id)
         if gold is not None:
@@ -137,9 +147,15 @@ class Comparison:
             self.execute(f"evaluate/macros/{name}")
 
     def create_tables(self) -> None:
-        """Create the tables and views of evaluations if they are missing."""
+        """Create the tables of evaluations if they are missing, and replace the views."""
         for name in CREATED:
             self.execute(f"evaluate/create_{name}")
+
+    def check_views(self, columns: Mapping[str, Sequence[str]], database: str) -> None:
+        """Check that views of these names, where they exist, are batchloom's own. See `check_own_view`."""
+        existing = list_relations(self._connection)
+        for name, own in columns.items():
+            check_own_view(existing, name, own, database)
 
     def take_answers(self, run_id: str | None, *, is_reference: bool = False) -> None:
         """Create the temporary table of the answers of a run; None for the newest answer of each row.
@@ -169,9 +185,14 @@ class Comparison:
         parameters = {"gold": copy or gold, "keys": list(self._workload.key)}
         self.execute("gold/expected_rows", parameters, keys=self._workload.key)
         self._check_keys(gold)
+        num_values = 0
         for column in columns:
             self._pair(column)
             self._check_values(gold, column)
+            num_values += self.execute("gold/count_values").fetchall()[0][0]
+        if not num_values and not any(column.is_nullable for column in columns):
+            names = ", ".join(dict.fromkeys(repr(column.expected) for column in columns))
+            raise DatabaseError(f"gold table {gold!r} judges nothing: each value of {names} is NULL")
         return columns
 
     def compare_with_gold(self, gold: str, k: int, copy: str | None = None) -> None:

@@ -140,10 +140,12 @@ def _describe(error: Exception) -> str:
 
 
 def check_url(url: str) -> str:
-    """The URL; `ValueError`, which does not repeat it, if it is no URL or holds a password or a query."""
+    """The URL; `ValueError`, which does not repeat it, if it is no URL that workers see, or holds a secret."""
     protocol, separator, place = url.partition("://")
     if not (protocol and separator and place):
         raise ValueError("must be a URL such as s3://bucket/folder or file:///shared/folder")
+    if protocol == "memory":
+        raise ValueError("must be a place that workers see, such as file:///shared/folder, not the memory of a process")
     if re.search("//[^/@]*:[^/]*@", url) or "?" in url:
         raise ValueError(
             "may hold neither password nor query: credentials belong into the environment or fsspec's configuration"

@@ -42,7 +42,7 @@ def make_runs_folder(database: str | Path) -> Path:
         root.mkdir(mode=0o700, exist_ok=True)
         root.chmod(0o700)
     except OSError as error:
-        raise ArtifactError(f"run folder {root} cannot be made: {error}") from error
+        raise ArtifactError(describe_write_error(root, error)) from error
     return root
 
 
@@ -57,13 +57,15 @@ def protect_result_storage() -> None:
 
 
 @contextmanager
-def hold_database(database: str | Path) -> Iterator[None]:
+def hold_database(database: str | Path, *, is_written: bool = True) -> Iterator[None]:
     """Lock the database against other runs during the block; the kernel releases the lock however the process ends.
 
     Raises:
-        DatabaseError: another run holds the lock; the message names its process id.
+        DatabaseError: another run holds the lock (its process id is named), or it `is_written` and its file cannot be.
         ArtifactError: the lock cannot be written.
     """
+    if is_written and Path(database).exists() and not os.access(database, os.W_OK):
+        raise DatabaseError(f"{database} cannot be written: the file, or its file system, is read-only")
     path = make_runs_folder(database) / "lock"
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
         try:
@@ -157,7 +159,7 @@ class Run:
             for path in (folder, folder / "parts", folder / "steps"):
                 path.mkdir(mode=0o700)
         except OSError as error:
-            raise ArtifactError(f"run folder {folder} cannot be made: {error}") from error
+            raise ArtifactError(describe_write_error(folder, error)) from error
         run = cls(database, str(folder.absolute()), record)
         run._save()
         return run
@@ -225,9 +227,8 @@ def _version(package: str) -> str:
 def drop_work(folder: Path) -> None:
     """Delete the files that only a run itself needed. Requests go last: `sweep_runs` sees that it was interrupted."""
     drop_exchange_copy(folder)
-    for path in folder.rglob("*.tmp"):
+    for path in (*folder.rglob("*.tmp"), folder / "overdue"):
         path.unlink(missing_ok=True)
-    (folder / "overdue").unlink(missing_ok=True)
     for name in WORK_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in sorted(folder.glob("*.parquet"), key=lambda path: path.name == REQUESTS):

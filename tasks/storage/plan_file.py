@@ -47,7 +47,7 @@ class PlanSummary:
         """One line for people."""
         return (
             f"{self.sharing.num_logical_tokens:,} prompt tokens, {self.sharing.token_saving_ratio:.1%} of them shared, "
-            f"in {self.num_groups:,} groups and {self.num_partitions:,} partitions"
+            f"groups: {self.num_groups:,}, partitions: {self.num_partitions:,}"
         )
 
 

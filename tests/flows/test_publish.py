@@ -92,6 +92,18 @@ def test_a_copy_in_the_making_keeps_writers_out_and_readers_in(nights: Any, tmp_
         assert connection.execute("select count(*) from ballast").fetchall() == [(250_000,)]
 
 
+def test_a_folder_that_cannot_be_written_is_found_before_the_night(nights: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "readers"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("this user may not mount")
+    try:
+        with pytest.raises(ConfigError, match=r"publish: .*/readers cannot be written: the folder, or its file system"):
+            check_target(nights.path, folder / "copy.duckdb")
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
 def test_a_copy_is_not_made_where_it_would_harm(nights: Any, tmp_path: Path) -> None:
     link = tmp_path / "link.duckdb"
     os.link(nights.path, link)

@@ -1,6 +1,7 @@
 """Runs that do not complete: stopped from outside, killed, damaged, or unable to write to the database."""
 
 import logging
+import resource
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.config import EngineConfig
+from engine.errors import DatabaseError
 from engine.execution.step_record import StepRecord
 from tasks.infer import infer
 from tasks.partitions import attempt
@@ -101,6 +103,81 @@ def test_a_run_of_a_lost_workload_stays_and_does_not_keep_the_night(
     source.write_text(text)
     recover_runs(nights.path)
     assert [run.record.run_id for run in sweep_runs(nights.path)] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('key = ["doc_id", "query_id"]', 'key = ["doc_id", "query_text"]'), "the key of the answers were changed in"),
+        (('answer_column = "snippet"', 'answer_column = "text"'), "the columns of the answers were changed in"),
+        (("select_snippet_requests.sql", "gone.sql"), "no table or view 'dropped', which workload 'mine' reads"),
+    ],
+)
+def test_a_killed_run_whose_workload_was_changed_does_not_keep_the_night(
+    nights: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, change: tuple[str, str], message: str
+) -> None:
+    source = tmp_path / "mine.toml"
+    text = (Path(__file__).parents[2] / "workloads" / "snippets.toml").read_text()
+    text = text.replace('name = "snippets"', 'name = "mine"').replace('table = "snippets"', 'table = "mine"')
+    source.write_text(text)
+    (tmp_path / "gone.sql").write_text("select doc_id, query_id, title, body, query_text from dropped\n")
+    workload = load_workload(str(source))
+    settings = {"workload": {"key": list(workload.key), "columns": dict(workload.kind.columns)}}
+    run = Run.begin(nights.path, workload, "tiny", "digest", settings)
+    run.note({"requests": read_requests(nights.path, workload, "digest", run.folder).requests})
+    assert change[0] in text
+    source.write_text(text.replace(*change))
+    (summary,) = nights.run("snippets")
+    assert summary.num_ok == 12
+    assert message in caplog.text
+    assert not nights.sql("select * from information_schema.tables where table_name = 'mine'")
+
+
+def test_a_database_that_may_not_grow_keeps_the_answers_and_ends_the_night(nights: Any) -> None:
+    """DuckDB says so when the transaction is committed."""
+    run = begin_run(nights)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(DatabaseError, match=r"File too large; [\d,]+ bytes free in"):
+            recover_runs(nights.path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [left.record.run_id for left in sweep_runs(nights.path)] == [run.record.run_id]
+
+
+def test_a_database_that_cannot_be_written_is_found_before_any_work(nights: Any) -> None:
+    """A file system that is mounted for reading only; root may write to any other file."""
+    mount = ["mount", "--bind", str(nights.path), str(nights.path)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(nights.path)], check=True)
+        with pytest.raises(DatabaseError, match=r"team\.duckdb cannot be written: the file, or its file"):
+            nights.run("ranking")
+        assert not nights.runs.exists()
+        nights.run("ranking", sample=2)  # writes nothing
+    finally:
+        subprocess.run(["umount", str(nights.path)], check=True)
+
+
+def test_a_table_replaced_during_the_night_ends_it_at_once(
+    nights: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = Run.end
+
+    def replace_table(run: Run, *given: str) -> None:
+        nights.sql("create or replace table rankings (mine int)")
+        end(run, *given)
+
+    monkeypatch.setattr(Run, "end", replace_table)
+    with pytest.raises(DatabaseError, match="table 'rankings' has no column"):
+        nights.run("ranking")
+    monkeypatch.undo()
+    assert "Retrying" not in caplog.text
+    nights.sql("drop table rankings")
+    (summary,) = nights.run("ranking")
+    assert (summary.num_ok, summary.num_already_done) == (0, 6)
 
 
 def test_a_stopped_run_that_cannot_write_is_written_by_the_next(nights: Any, caplog: pytest.LogCaptureFixture) -> None:

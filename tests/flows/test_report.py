@@ -448,7 +448,10 @@ def test_a_page_that_cannot_be_written_is_one_line(
     nights.run("ranking")
     capsys.readouterr()
     assert main(["--database", str(nights.path), "--out", f"{tmp_path}/no/such/page.html"]) == 1
-    assert capsys.readouterr().err.startswith(f"report: {tmp_path}/no/such/page.html cannot be written: ")
+    assert (
+        capsys.readouterr().err
+        == f"report: {tmp_path}/no/such/page.html cannot be written: No such file or directory\n"
+    )
 
 
 @pytest.mark.usefixtures("prefect_server")

@@ -75,8 +75,12 @@ def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) ->
     """The target folder; unless it exists, `write(file, folder)` fills a scratch folder, which is then renamed."""
     if (target / "config.json").is_file():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
+    except OSError as error:
+        where = f"{target.parent}, which cannot be written ({error.strerror}); name another folder in BATCHLOOM_CACHE"
+        raise ModelError(f"model {str(file)!r}: its configuration is kept in {where}") from error
     try:
         write(file, scratch)
         os.replace(scratch, target)

@@ -238,9 +238,12 @@ def test_a_store_that_cannot_be_used_is_named_and_secrets_are_not_repeated(
     assert "hunter2" not in str(refused.value)
     assert night([*command, "--exchange", "nights"]) == 2
     assert "must be a URL such as s3://bucket/folder" in capfd.readouterr().err
+    assert night([*command, "--exchange", "memory://nights"]) == 2
+    assert "must be a place that workers see" in capfd.readouterr().err
     assert night([*command, "--exchange", "tape://nights"]) == 1
-    assert "exchange 'tape://nights/" in (error := capfd.readouterr().err)
-    assert "Protocol not known: tape" in error
+    said = capfd.readouterr()
+    assert "nightly: exchange 'tape://nights' cannot be used: Protocol not known: tape" in said.err
+    assert "rows to answer" not in said.out
     objects.num_refusals = 10**6
     assert night([*command, "--exchange", "jupyter://nights"]) == 1
     assert "cannot be reached: HTTPError: 503" in capfd.readouterr().err

@@ -260,7 +260,7 @@ def test_check_is_content_with_a_good_night(nights: Any, write_night: Any, capsy
     before = nights.sql("select table_name from information_schema.tables order by all")
     file = write_night()
     assert batchloom(["check", str(file)]) == 0
-    assert capsys.readouterr().out == f"{file}: 2 workloads, 1 models: nothing is wrong\n"
+    assert capsys.readouterr().out == f"{file}: nothing is wrong; workloads: 2, models: 1\n"
     assert nights.sql("select table_name from information_schema.tables order by all") == before
     assert not nights.runs.exists()
 

@@ -166,3 +166,11 @@ def test_too_little_gold_is_refused_in_a_line(database: Path, change: str, messa
         calibrate_answers.fn(str(database), RANKING, "gold", "platt")
     assert "\n" not in str(caught.value)
     assert not sql(database, "select * from information_schema.tables where table_name like 'calibrat%'")
+
+
+def test_a_users_own_view_is_not_replaced(database: Path) -> None:
+    sql(database, "create view calibrated_rankings as select 1 as mine")
+    message = "team.duckdb: batchloom has not made the view 'calibrated_rankings' and would replace it: rename it"
+    with pytest.raises(DatabaseError, match=message):
+        calibrate_answers.fn(str(database), RANKING, "gold", "platt")
+    assert sql(database, "from calibrated_rankings") == [(1,)]

@@ -431,6 +431,10 @@ def test_each_question_of_a_row_is_judged(tmp_path: Path) -> None:
             "create table gold as select 'q0' as query_id, 'd0' as doc_id, 'maybe' as score",
             "column 'score': 'maybe' is not true or false",
         ),
+        (
+            "create table gold as select 'q0' as query_id, 'd0' as doc_id, null::text as label, null::int as relevance",
+            "gold table 'gold' judges nothing: each value of 'label', 'relevance' is NULL",
+        ),
     ],
 )
 def test_gold_that_cannot_be_used_is_refused_in_a_line(database: Path, make: str, message: str) -> None:
@@ -440,6 +444,21 @@ def test_gold_that_cannot_be_used_is_refused_in_a_line(database: Path, make: str
         evaluate_answers(database, RANKING, "gold")
     assert "\n" not in str(caught.value)
     assert not sql(database, "select * from information_schema.tables where table_name like 'evaluat%'")
+
+
+@pytest.mark.usefixtures("few_replicates")
+@pytest.mark.parametrize("view", ["latest_evaluation_metrics", "Evaluation_Confusion", "evaluation_calibration"])
+def test_a_users_own_view_is_not_replaced(database: Path, view: str) -> None:
+    add_rankings(database, [0.4, 0.6])
+    add_gold(database, ["yes", "no"])
+    sql(database, f"create view {view} as select 1 as mine")
+    message = f"team.duckdb: batchloom has not made the view '{view.lower()}' and would replace it: rename it"
+    with pytest.raises(DatabaseError, match=message):
+        evaluate_answers(database, RANKING, "gold")
+    assert sql(database, f"from {view}") == [(1,)]
+    sql(database, f"alter view {view} rename to own")
+    for _ in range(2):  # its own views are replaced
+        assert evaluate_answers(database, RANKING, "gold").num_gold_rows == 2
 
 
 def test_what_was_never_answered_is_refused(database: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_run_id_is_given_once(database: Path) -> None:
     assert len(ids) == 100
     run_id = ids.pop()
     Run.create(database, record(run_id))
-    with pytest.raises(ArtifactError, match="cannot be made"):
+    with pytest.raises(ArtifactError, match="cannot be written: File exists"):
         Run.create(database, record(run_id))
 
 

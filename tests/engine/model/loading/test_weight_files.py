@@ -41,6 +41,15 @@ def test_files_are_not_mapped_once_a_model_is_loaded(
     assert engine.config.dtype == dtype
 
 
+def test_a_gguf_file_whose_configuration_cannot_be_kept_names_the_setting(
+    smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BATCHLOOM_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ModelError, match=r"file/cache, which cannot be written \(Not a dir.*folder in BATCHLOOM_CACHE"):
+        resolve_checkpoint(smollm2_gguf)
+
+
 def test_a_gguf_file_is_checked_without_torch(smollm2_gguf: Path) -> None:
     """A night with nothing new to do ends before it would be imported."""
     folder = resolve_checkpoint(smollm2_gguf)

@@ -118,6 +118,12 @@ def test_what_is_alike_is_remembered_by_its_switches(
         prove(vault_gemma(), Engine)
 
 
+def test_a_cache_that_cannot_be_written_keeps_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BATCHLOOM_CACHE", str(tmp_path / "file" / "cache"))
+    prove(vault_gemma(), Engine)
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
