@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "rows_way.md"
 pytestmark = pytest.mark.slow
 
 MOST_MODULES = 70
-MOST_LINES = 9_493
+MOST_LINES = 9_500
 
 
 @pytest.fixture(scope="module")

@@ -30,19 +30,14 @@ SENTENCE_FILES = (
 )
 """Patterns of sentence-transformers' files, which configure how a checkpoint computes embeddings."""
 
-
 _LAYER = re.compile(r"(?:(?:model|language_model|text_model|decoder)\.)*(?:layers|(?:\w+\.)?encoder\.layer)\.(\d+)\.")
 """Names of the weights of a decoder's or encoder's layers; a model of images and text has others beside them."""
 
 
 def resolve_checkpoint(model: str | Path) -> Path:
-    """A local folder with config.json, tokenizer files, and safetensors weights or a GGUF file's table of tensors.
-
-    Args:
-        model: a checkpoint folder, a .gguf file (its folder is made once, in the cache folder), or a hub id.
-    Raises:
-        ModelError: there is no such checkpoint, or one of its files is missing.
-    """
+    """A local folder with config.json, tokenizer files, and safetensors weights or a GGUF file's table of tensors; for a
+    .gguf file it is made once, in the cache folder. Raises `ModelError` if there is no such folder, file or hub id, or a
+    file is missing."""
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -109,24 +104,19 @@ def check_output_layer(folder: Path) -> None:
     if not config.get("tie_word_embeddings", config.get("model_type") not in PLAIN_MODEL_TYPES):
         names = weight_names(folder)
         if names and not any("lm_head" in name or "embed_out" in name for name in names):
-            raise ModelError(
-                f"model {str(folder)!r}: its files lack lm_head.weight, the output layer of text and scores"
-            )
+            raise ModelError(f"model {str(folder)!r}: its files lack lm_head.weight, the output layer")
 
 
 def checkpoint_digest(folder: Path) -> str:
     """Identity of a checkpoint: sha256 over configuration and tokenizer files, and over sizes and samples of weights.
 
     Weight files are sampled, not read whole: their headers and spread samples tell revisions apart. A GGUF file is its
-    own identity, without the files made from it: their text depends on the release of transformers.
-    """
+    own identity, without the files made from it: their text depends on the release of transformers."""
     digest = hashlib.sha256()
     if (folder / GGUF_TENSORS).is_file():
-        table = read_json(folder / GGUF_TENSORS)
-        first = min((tensor["offset"] for tensor in table["tensors"].values()), default=0)
-        with Path(table["file"]).open("rb") as stream:
-            digest.update(stream.read(first))  # all before the weights: configuration, vocabulary, chat template
-        digest.update(weight_sample(Path(table["file"])))
+        file, tensors = Path((table := read_json(folder / GGUF_TENSORS))["file"]), table["tensors"].values()
+        with file.open("rb") as stream:  # all before the weights: configuration, vocabulary, chat template
+            digest.update(stream.read(min((tensor["offset"] for tensor in tensors), default=0)) + weight_sample(file))
         return digest.hexdigest()
     for file in sorted(folder.iterdir()):
         if file.name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
@@ -142,8 +132,7 @@ def checkpoint_digest(folder: Path) -> str:
 
 def weight_sample(file: Path) -> bytes:
     """Digest of a weight file's beginning and of evenly spread samples; takes milliseconds for any size."""
-    num_samples, sample_bytes = 64, 4096
-    size = file.stat().st_size
+    num_samples, sample_bytes, size = 64, 4096, file.stat().st_size
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         digest.update(stream.read(1 << 16))
@@ -155,9 +144,8 @@ def weight_sample(file: Path) -> bytes:
 
 def cache_folder() -> Path:
     """For compiled kernels, converted checkpoints and proofs: $BATCHLOOM_CACHE, else a folder in the user's cache."""
-    if "BATCHLOOM_CACHE" in os.environ:
-        return Path(os.environ["BATCHLOOM_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "batchloom"
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "batchloom"
+    return Path(os.environ.get("BATCHLOOM_CACHE", default))
 
 
 PLAIN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -179,6 +167,5 @@ def is_plain(config: Mapping[str, Any]) -> bool:
 def find_eos_token_ids(language_model: Any) -> frozenset[int]:
     """Tokens that end an answer: the generation config's, else the config's."""
     eos = getattr(getattr(language_model, "generation_config", None), "eos_token_id", None)
-    if eos is None:
-        eos = language_model.config.eos_token_id
+    eos = language_model.config.eos_token_id if eos is None else eos
     return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
