@@ -35,9 +35,9 @@ _LAYER = re.compile(r"(?:(?:model|language_model|text_model|decoder)\.)*(?:layer
 
 
 def resolve_checkpoint(model: str | Path) -> Path:
-    """A local folder with config.json, tokenizer files, and safetensors weights or a GGUF file's table of tensors; for a
-    .gguf file it is made once, in the cache folder. Raises `ModelError` if there is no such folder, file or hub id, or a
-    file is missing."""
+    """A local folder with config.json, tokenizer files, and safetensors weights or a GGUF file's table of tensors; that
+    of a .gguf file is made once, in the cache folder. Raises `ModelError` if there is no such folder, file or hub id,
+    or if a file is missing."""
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
