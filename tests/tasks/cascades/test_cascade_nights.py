@@ -3,6 +3,7 @@
 import hashlib
 import math
 import random
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ class Nights:
         choice = self.choose(workload.name, self.roles.get(workload.name))
         found = read_requests(self.database, workload, f"digest of {model}", run.folder, choice=choice)
         if not found.num_selected:
-            run.discard()
+            shutil.rmtree(run.folder)
             return "done"
         rows = pq.read_table(found.requests.path).to_pylist()
         num_done = int(max(0, min(len(rows), self.deadline - self.clock, self.num_until_kill)))
