@@ -32,29 +32,49 @@ struct alignas(64) Workspace {
   int lowest[ROWS];     // with a window: the first token of the prefix, or of the own part, that each row sees
 };
 
-// Rows of a set share loads of keys and values; their sums stay in registers.
+// Rows of a set share loads of keys and values.
 constexpr int SET = 4;
 
-// sums[r] += the pair at x of each row of a set, times pairs of 16 columns.
-template <typename T>
-__attribute__((always_inline)) inline void add_pairs(Lanes (&sums)[SET][2], const T* x, int64_t stride, const T* columns) {
-  const Lanes low = load_lanes(columns), high = load_lanes(columns + 16);
+// Sums of a set's rows times the pairs of some of 16 columns; they stay in registers, of which ARM has more than AVX2.
+struct PairSums {
+#ifdef __aarch64__
+  static constexpr int REGISTERS = 4;
+#else
+  static constexpr int REGISTERS = 2;
+#endif
+  static constexpr int WIDTH = REGISTERS * FLOATS;  // of 32: both elements of 16 pairs
+  Floats sums[SET][REGISTERS] = {};
+
+  // Adds the pair at x of each row times pairs of columns.
+  template <typename T>
+  __attribute__((always_inline)) void add(const T* x, int64_t stride, const T* columns) {
+    Floats lanes[REGISTERS];
+    for (int i = 0; i < REGISTERS; i++) lanes[i] = load_floats(columns + i * FLOATS);
 #pragma GCC unroll 4
-  for (int r = 0; r < SET; r++) {
-    const Lanes pair = repeat_pair(x + r * stride);
-    sums[r][0] += pair * low;
-    sums[r][1] += pair * high;
+    for (int r = 0; r < SET; r++) {
+      const Floats pair = repeat_pair(x + r * stride);
+      for (int i = 0; i < REGISTERS; i++) sums[r][i] += pair * lanes[i];
+    }
   }
-}
+
+  void store(float (&to)[SET][32], int at) const {
+    for (int r = 0; r < SET; r++) std::memcpy(to[r] + at, sums[r], sizeof sums[r]);
+  }
+};
 
 // scores[r][0..32) = q[r] . keys of a sub-block, for whole sets of rows. Row stride of scores: CHUNK.
 template <typename T>
 void score_plain(const T* q, const T* keys, float* scores, int num_rows, int dim) {
   for (int first = 0; first < num_rows; first += SET) {
     for (int half = 0; half < 2; half++) {
-      Lanes sums[SET][2] = {};
-      for (int d = 0; d < dim; d += 2) add_pairs(sums, q + first * dim + d, dim, keys + (half * dim + d) * 16);
-      for (int r = 0; r < SET; r++) add_up_pairs(sums[r], scores + (first + r) * CHUNK + half * 16);
+      float pairs[SET][32];
+      for (int at = 0; at < 32; at += PairSums::WIDTH) {
+        PairSums sums;
+        for (int d = 0; d < dim; d += 2) sums.add(q + first * dim + d, dim, keys + (half * dim + d) * 16 + at);
+        sums.store(pairs, at);
+      }
+      for (int r = 0; r < SET; r++)
+        for (int j = 0; j < 16; j++) scores[(first + r) * CHUNK + half * 16 + j] = pairs[r][2 * j] + pairs[r][2 * j + 1];
     }
   }
 }
@@ -64,15 +84,16 @@ template <typename T>
 void weigh_plain(const T* weights, const T* const* values, int num_subs, float* out, int num_rows, int dim) {
   for (int first = 0; first < num_rows; first += SET) {
     for (int d = 0; d < dim; d += 16) {
-      Lanes sums[SET][2] = {};
-      for (int s = 0; s < num_subs; s++)
-        for (int pair = 0; pair < SUB / 2; pair++)
-          add_pairs(sums, weights + first * CHUNK + s * SUB + 2 * pair, CHUNK, values[s] + 2 * (pair * dim + d));
-      for (int r = 0; r < SET; r++) {
-        float added[16];
-        add_up_pairs(sums[r], added);
-        for (int j = 0; j < 16; j++) out[(first + r) * dim + d + j] += added[j];
+      float pairs[SET][32];
+      for (int at = 0; at < 32; at += PairSums::WIDTH) {
+        PairSums sums;
+        for (int s = 0; s < num_subs; s++)
+          for (int pair = 0; pair < SUB / 2; pair++)
+            sums.add(weights + first * CHUNK + s * SUB + 2 * pair, CHUNK, values[s] + 2 * (pair * dim + d) + at);
+        sums.store(pairs, at);
       }
+      for (int r = 0; r < SET; r++)
+        for (int j = 0; j < 16; j++) out[(first + r) * dim + d + j] += pairs[r][2 * j] + pairs[r][2 * j + 1];
     }
   }
 }

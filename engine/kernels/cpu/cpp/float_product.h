@@ -7,16 +7,14 @@
 
 namespace {
 
+// Rows whose sums, by two vectors, fit the registers with their operands.
 #if defined(__AVX512F__) && !defined(NO_VECTORS)
-constexpr int FLOATS = 16, FLOAT_ROWS = 12;  // 24 sums and their operands fit 32 registers
-#elif defined(__AVX__)
-constexpr int FLOATS = 8, FLOAT_ROWS = 4;
+constexpr int FLOAT_ROWS = 12;
 #elif defined(__aarch64__)
-constexpr int FLOATS = 4, FLOAT_ROWS = 8;  // 16 sums and their operands fit 32 registers
+constexpr int FLOAT_ROWS = 8;
 #else
-constexpr int FLOATS = 4, FLOAT_ROWS = 4;
+constexpr int FLOAT_ROWS = 4;
 #endif
-typedef float Floats __attribute__((vector_size(FLOATS * 4)));
 
 // A sum is split into parts of at most so many terms, which are then added: this rounds less than one long sum.
 constexpr int64_t FLOAT_TERMS = 512;
@@ -54,19 +52,15 @@ struct FloatOperands {
         const float* at = columns + k * PANEL + column;
         for (int line = 0; line < 2 * FLOATS; line += 16)
           __builtin_prefetch(reinterpret_cast<const char*>(at + line) + AHEAD_BYTES, 0, 2);
-        Floats low, high;
-        std::memcpy(&low, at, sizeof low);
-        std::memcpy(&high, at + FLOATS, sizeof high);
+        const Floats low = load_floats(at), high = load_floats(at + FLOATS);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) sums[0][r] += low * rows[r * stride + k], sums[1][r] += high * rows[r * stride + k];
       }
       for (int r = 0; r < R; r++)
         for (int half = 0; half < 2; half++) {
           float* const at = to + r * PANEL + column + half * FLOATS;
-          Floats before;
-          std::memcpy(&before, at, sizeof before);
-          before += sums[half][r];
-          std::memcpy(at, &before, sizeof before);
+          const Floats after = load_floats(at) + sums[half][r];
+          std::memcpy(at, &after, sizeof after);
         }
     }
   }

@@ -82,24 +82,41 @@ inline void store_lanes(bf16* to, Lanes lanes) {  // to nearest, ties to even; b
 #endif
 }
 
-typedef uint64_t Pairs __attribute__((vector_size(64)));
+// A register of floats: code whose sums have to stay in registers uses it in place of Lanes.
+#if defined(__AVX512F__) && !defined(NO_VECTORS)
+constexpr int FLOATS = 16;
+#elif defined(__AVX__)
+constexpr int FLOATS = 8;
+#else
+constexpr int FLOATS = 4;
+#endif
+typedef float Floats __attribute__((vector_size(FLOATS * 4)));
 
-inline Lanes repeat_pair(const float* from) {
+inline Floats load_floats(const float* from) {
+  Floats floats;
+  std::memcpy(&floats, from, sizeof floats);
+  return floats;
+}
+
+inline Floats load_floats(const bf16* from) {
+  typedef uint16_t Halves __attribute__((vector_size(FLOATS * 2)));
+  typedef uint32_t Words __attribute__((vector_size(FLOATS * 4)));
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return Floats(__builtin_convertvector(halves, Words) << 16);
+}
+
+typedef uint64_t Pairs __attribute__((vector_size(FLOATS * 4)));
+
+inline Floats repeat_pair(const float* from) {
   uint64_t pair;
   std::memcpy(&pair, from, sizeof pair);
-  return Lanes(Pairs{} + pair);
+  return Floats(Pairs{} + pair);
 }
 
-inline Lanes repeat_pair(const bf16* from) {
+inline Floats repeat_pair(const bf16* from) {
   const uint64_t first = uint32_t(from[0].bits) << 16, second = uint32_t(from[1].bits) << 16;
-  return Lanes(Pairs{} + (second << 32 | first));
-}
-
-// to[0..16) = the sums of the pairs in two Lanes.
-inline void add_up_pairs(const Lanes (&lanes)[2], float* to) {
-  float pairs[32];
-  std::memcpy(pairs, lanes, sizeof pairs);
-  for (int i = 0; i < 16; i++) to[i] = pairs[2 * i] + pairs[2 * i + 1];
+  return Floats(Pairs{} + (second << 32 | first));
 }
 
 inline float silu(float x) {
