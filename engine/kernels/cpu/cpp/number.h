@@ -55,17 +55,19 @@ inline float exp2_negative(float x) {
 typedef float Lanes __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
 
-inline Lanes load_lanes(const float* from) {
-  Lanes lanes;
-  std::memcpy(&lanes, from, sizeof lanes);
-  return lanes;
+// The value whose bytes are at `from`, which need not be aligned.
+template <typename Value>
+inline Value load_as(const void* from) {
+  Value value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
 }
+
+inline Lanes load_lanes(const float* from) { return load_as<Lanes>(from); }
 
 inline Lanes load_lanes(const bf16* from) {
   typedef uint16_t Halves __attribute__((vector_size(32)));
-  Halves halves;
-  std::memcpy(&halves, from, sizeof halves);
-  return Lanes(__builtin_convertvector(halves, Bits) << 16);
+  return Lanes(__builtin_convertvector(load_as<Halves>(from), Bits) << 16);
 }
 
 inline void store_lanes(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes); }
@@ -92,27 +94,17 @@ constexpr int FLOATS = 4;
 #endif
 typedef float Floats __attribute__((vector_size(FLOATS * 4)));
 
-inline Floats load_floats(const float* from) {
-  Floats floats;
-  std::memcpy(&floats, from, sizeof floats);
-  return floats;
-}
+inline Floats load_floats(const float* from) { return load_as<Floats>(from); }
 
 inline Floats load_floats(const bf16* from) {
   typedef uint16_t Halves __attribute__((vector_size(FLOATS * 2)));
   typedef uint32_t Words __attribute__((vector_size(FLOATS * 4)));
-  Halves halves;
-  std::memcpy(&halves, from, sizeof halves);
-  return Floats(__builtin_convertvector(halves, Words) << 16);
+  return Floats(__builtin_convertvector(load_as<Halves>(from), Words) << 16);
 }
 
 typedef uint64_t Pairs __attribute__((vector_size(FLOATS * 4)));
 
-inline Floats repeat_pair(const float* from) {
-  uint64_t pair;
-  std::memcpy(&pair, from, sizeof pair);
-  return Floats(Pairs{} + pair);
-}
+inline Floats repeat_pair(const float* from) { return Floats(Pairs{} + load_as<uint64_t>(from)); }
 
 inline Floats repeat_pair(const bf16* from) {
   const uint64_t first = uint32_t(from[0].bits) << 16, second = uint32_t(from[1].bits) << 16;

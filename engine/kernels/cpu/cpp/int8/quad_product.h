@@ -85,7 +85,7 @@ struct QuadOperands {
     sums.store(to, PANEL);
   }
 
-  // Not inlined, see PairOperands.
+  // Not inlined: see PairOperands, and in registers of fewer than 16 sums g++ keeps sums in memory if this is inlined.
   template <int R>
   __attribute__((noinline)) static void multiply_apart(const uint8_t* from, const int8_t* columns, const int32_t* offsets,
                                                        int64_t size, int32_t* to) {

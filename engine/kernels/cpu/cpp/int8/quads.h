@@ -21,11 +21,7 @@ typedef uint8_t Bytes __attribute__((vector_size(16)));
 
 constexpr int ALIGNED_DEPTH = 64;  // bytes of a row in a tile; rows of bytes are padded to a multiple of it
 
-inline Ints load_ints(const void* from) {
-  Ints ints;
-  std::memcpy(&ints, from, sizeof ints);
-  return ints;
-}
+inline Ints load_ints(const void* from) { return load_as<Ints>(from); }
 
 inline void store_ints(void* to, Ints ints) { std::memcpy(to, &ints, sizeof ints); }
 
@@ -138,18 +134,8 @@ constexpr int REGISTER = 4, QUAD_ROWS = 4, QUAD_HALVES = 1;
 #endif
 typedef int32_t Quads __attribute__((vector_size(REGISTER * 4)));
 
-inline Quads load_quads(const void* from) {
-  Quads quads;
-  std::memcpy(&quads, from, sizeof quads);
-  return quads;
-}
-
 // The quad at x in all lanes.
-inline Quads repeat_quad(const void* x) {
-  int32_t quad;
-  std::memcpy(&quad, x, sizeof quad);
-  return Quads{} + quad;
-}
+inline Quads repeat_quad(const void* x) { return Quads{} + load_as<int32_t>(x); }
 
 // sums[i] += the unsigned bytes 4 i to 4 i + 3 of u times the signed ones of s.
 __attribute__((always_inline)) inline Quads add_quads(Quads sums, Quads u, Quads s) {
@@ -182,7 +168,7 @@ struct QuadSums {
   // All rows begin with the same sums: from[column].
   __attribute__((always_inline)) void fill_rows(const int32_t* from) {
     for (int i = 0; i < PARTS; i++)
-      for (int r = 0; r < R; r++) sums[i][r] = load_quads(from + REGISTER * i);
+      for (int r = 0; r < R; r++) sums[i][r] = load_as<Quads>(from + REGISTER * i);
   }
 
   // All columns begin with the same sums: from[row].
@@ -194,7 +180,7 @@ struct QuadSums {
   // Adds the unsigned quad at x of each row times the signed quads of 16 columns; the next 16 columns are `next` further on.
   __attribute__((always_inline)) void add(const uint8_t* x, int64_t stride, const int8_t* columns, int64_t next) {
     Quads lanes[PARTS];
-    for (int i = 0; i < PARTS; i++) lanes[i] = load_quads(columns + i * REGISTER / 16 * next + i * REGISTER % 16 * 4);
+    for (int i = 0; i < PARTS; i++) lanes[i] = load_as<Quads>(columns + i * REGISTER / 16 * next + i * REGISTER % 16 * 4);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       const Quads quad = repeat_quad(x + r * stride);
@@ -205,7 +191,7 @@ struct QuadSums {
   // The same with signed rows; the signed columns become unsigned by adding 128.
   __attribute__((always_inline)) void add(const int8_t* x, int64_t stride, const int8_t* columns) {
     Quads lanes[PARTS];
-    for (int i = 0; i < PARTS; i++) lanes[i] = load_quads(columns + i * REGISTER * 4) ^ int32_t(0x80808080);
+    for (int i = 0; i < PARTS; i++) lanes[i] = load_as<Quads>(columns + i * REGISTER * 4) ^ int32_t(0x80808080);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       const Quads quad = repeat_quad(x + r * stride);
