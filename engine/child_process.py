@@ -39,12 +39,8 @@ def start_child(
 
 
 def end_with_parent(socket_fd: int, clean_up: Callable[[], None] = lambda: None) -> None:
-    """Ends this process as soon as the other end of its socket is closed, even in the middle of its work.
-
-    Args:
-        socket_fd: of the child's end; other threads may read from it meanwhile.
-        clean_up: called before the process ends.
-    """
+    """Ends this process, after `clean_up`, as soon as the other end of its socket is closed, even in the middle of its
+    work. Other threads may read from the socket meanwhile."""
 
     def watch() -> None:
         poll = select.poll()

@@ -61,12 +61,8 @@ class Vocabulary:
         self._executor: LLExecutor | None = None
 
     def compile(self, source: str, *, is_json: bool) -> LLMatcher:
-        """A new matcher; in an error state where the grammar is not valid.
-
-        Args:
-            source: in llguidance's form.
-            is_json: whether to optimise masks for strings in JSON.
-        """
+        """A new matcher of a grammar in llguidance's form; in an error state where it is not valid. `is_json` optimises
+        masks for strings in JSON."""
         return LLMatcher(self._json if is_json else self._plain, source, log_level=0)
 
     def fill_masks(self, matchers: list[tuple[LLMatcher, int]], masks: npt.NDArray[np.int32]) -> None:
@@ -82,14 +78,8 @@ class Vocabulary:
 
 
 class Grammar:
-    """The set of answers that a request may have. Grammars with the same vocabulary and source are equal.
-
-    Made by `from_pattern`, `from_json_schema` or `from_lark`.
-
-    Attributes:
-        vocabulary: of the model.
-        opening: tokens that every answer begins with.
-    """
+    """The set of answers that a request may have. Grammars with the same vocabulary and source are equal. Made by
+    `from_pattern`, `from_json_schema` or `from_lark`; `opening` has the tokens that every answer begins with."""
 
     def __init__(self, source: str, vocabulary: Vocabulary, *, is_json: bool = False) -> None:
         """Compiles a grammar in llguidance's own form. Raises `GrammarError` if it is not valid, allows no answer, or
@@ -149,11 +139,8 @@ def json_source(schema: Mapping[str, Any] | str) -> str:
 
 
 def _with_calendar(schema: Any, *, is_names: bool = False) -> Any:
-    """The schema with valid calendar dates only; llguidance's formats allow any 29 February and the year 0000.
-
-    Args:
-        is_names: whether the keys are property names, not keywords of the schema.
-    """
+    """The schema with valid calendar dates only; llguidance's formats allow any 29 February and the year 0000. With
+    `is_names`, the keys are property names, not keywords of the schema."""
     if isinstance(schema, list):
         return [_with_calendar(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -254,12 +241,8 @@ class Constraint:
         return max(0, self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)]))
 
     def goes_on(self, token_ids: Sequences[int]) -> Iterator["Constraint"]:
-        """Copies that are ahead by the first of the tokens, by two, and so on, up to a token that differs from a forced
-        one.
-
-        Args:
-            token_ids: allowed next tokens of the answer.
-        """
+        """Copies that are ahead by the first of the allowed next tokens, by two, and so on, up to one that differs from
+        a forced token."""
         later = self
         for token_id in token_ids:
             if later.forced and later.forced[0] != token_id:

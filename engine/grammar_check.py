@@ -29,13 +29,8 @@ SHARE_OF_SAME_LETTER = 0.85
 
 
 def check_source(syntax: Literal["pattern", "schema", "lark"], text: str) -> None:
-    """Refuses a grammar that is invalid with any vocabulary, and a pattern that explodes.
-
-    Patterns within a text in Lark's syntax are not checked for explosion.
-
-    Raises:
-        GrammarError: see `Grammar`; or a pattern explodes.
-    """
+    """Raises `GrammarError` for a grammar that is invalid with any vocabulary, allows no answer, or is a pattern that
+    explodes. Patterns within a text in Lark's syntax are not checked for explosion."""
     make = {"pattern": LLMatcher.grammar_from_regex, "schema": json_source, "lark": LLMatcher.grammar_from_lark}
     check_begin(LLMatcher(LLTokenizer("byte"), make[syntax](text), log_level=0))
     if syntax == "pattern":
@@ -74,14 +69,8 @@ class _Words:
 
 
 def _check_growth(source: str, pattern: str) -> None:
-    """Matches an answer of random words, and for each letter one that mostly repeats it.
-
-    Args:
-        source: in llguidance's form.
-        pattern: the pattern in it.
-    Raises:
-        GrammarError: the states of an answer exceed the limits.
-    """
+    """Matches an answer of random words, and for each letter one that mostly repeats it; `source` is the pattern in
+    llguidance's form. Raises `GrammarError` if the states of an answer exceed the limits."""
     spelled = re.findall(r"\w", re.sub(r"\\.|\{[\d,]*\}", "", pattern))
     letters = [*dict.fromkeys([*spelled, *COMMON_LETTERS])][:NUM_LETTERS]
     words = _Words(letters)

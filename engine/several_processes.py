@@ -10,8 +10,7 @@ def check_model(config: Any, *, is_loaded: bool, is_adapted: bool) -> None:
 
     Args:
         config: an `EngineConfig`.
-        is_loaded: whether the model was given as an object.
-        is_adapted: whether it has adapters.
+        is_loaded, is_adapted: whether the model was given as an object, and whether it has adapters.
     """
     is_spread = config.tensor_parallel_size > 1
     several = f"tensor_parallel_size {config.tensor_parallel_size}" if is_spread else "disaggregation 'processes'"
@@ -23,11 +22,7 @@ def check_model(config: Any, *, is_loaded: bool, is_adapted: bool) -> None:
 
 
 def check_gpus(config: Any) -> None:
-    """Refuses more ranks than there are GPUs from the engine's device on. Ranks share a CPU.
-
-    Args:
-        config: an `EngineConfig`.
-    """
+    """Refuses more ranks than there are GPUs from the device of an `EngineConfig` on. Ranks share a CPU."""
     import torch
 
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):

@@ -41,21 +41,13 @@ class Thinking:
         return self.closing[self.closing.index(self.end_token_id) + 1 :]
 
     def follow(self, token_id: int, num_tokens: int) -> tuple[int, ...] | None:
-        """The tokens that are forced after `token_id`, up to the start of the answer; None where the thoughts go on.
-
-        Args:
-            token_id: the latest token.
-            num_tokens: number of tokens of the thoughts so far, `token_id` included.
-        """
+        """The tokens that are forced after `token_id`, the latest of num_tokens so far, up to the start of the answer;
+        None where the thoughts go on."""
         if token_id == self.end_token_id:
             return self.seam
         return self.closing if num_tokens == self.max_tokens - len(self.closing) else None
 
     def split(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The thoughts, without their end token, and the answer.
-
-        Args:
-            token_ids: all tokens that were generated for a request.
-        """
+        """The thoughts, without their end token, and the answer, of all tokens that were generated for a request."""
         end = token_ids.index(self.end_token_id)
         return tuple(token_ids[:end]), tuple(token_ids[end + 1 + len(self.seam) :])

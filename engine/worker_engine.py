@@ -16,14 +16,9 @@ class WorkerEngine(Engine):
     """Computes prompts for a process that decodes, or the share of one rank of a sharded model."""
 
     def compute_prompts(self, batch: TokenBatch, *, is_compiled: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes a step of prompts.
-
-        Args:
-            batch: its block ids are valid in both processes, which have equally many blocks.
-            is_compiled: whether to compile the layers, as the decoding process has done.
-        Returns:
-            in host memory: ``[R, hidden]`` of the output rows, and the KV of the blocks that the step writes.
-        """
+        """Computes a step of prompts, whose block ids are valid in both processes. Returns, in host memory,
+        ``[R, hidden]`` of the output rows, and the KV of the blocks that the step writes. `is_compiled` compiles the
+        layers, as the decoding process has done."""
         use_device(self._model.device)
         if is_compiled:
             compile_layers(self._model)

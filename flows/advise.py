@@ -25,11 +25,8 @@ from tasks.workloads.workload import Workload, load_workload
 
 
 def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Workload]]]:
-    """The workloads that are planned together: each wave of a night file, or the one workload.
-
-    Raises:
-        BatchloomError: a file, the database or the model cannot be used.
-    """
+    """The workloads that are planned together: each wave of a night file, or the one workload. Raises `BatchloomError`
+    if a file, the database or the model cannot be used."""
     if not _is_night(options.workload):
         workload = load_workload(options.workload)
         if options.database is None or options.model is None:

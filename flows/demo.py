@@ -34,11 +34,8 @@ TRY_SQL = "select query_text, rank, title, round(score, 3) as score from ranked_
 
 
 def find_demo_model() -> Path:
-    """SmolLM2-135M-Instruct as a GGUF file: the one that `make` installed, else that of the installed package.
-
-    Raises:
-        ModelError: there is neither.
-    """
+    """SmolLM2-135M-Instruct as a GGUF file: the one that `make` installed, else that of the installed package. Raises
+    `ModelError` if there is neither."""
     beside = _model_folder(MODEL_PACKAGE)
     installed = importlib.util.find_spec(MODEL_PACKAGE)
     packages = [Path(place) for place in (installed.submodule_search_locations or ())] if installed else []

@@ -103,9 +103,7 @@ def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> For
     """Read, tokenize and plan one workload, then simulate it. Its artifacts are deleted at the end.
 
     Args:
-        source: the database and the model's files.
-        workload: what would be answered.
-        job: what the forecasts of all workloads have in common.
+        source, job: the database and the model's files, and what the forecasts of all workloads have in common.
     """
     with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
         (workload,) = settle(source, [workload], is_kept=False)

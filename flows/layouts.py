@@ -13,7 +13,6 @@ def settle(source: Source, workloads: Sequence[Workload], *, is_kept: bool = Tru
     """Choose layouts, see `settle_layouts`. Steps of a cascade keep the written one: both models get the same prompt.
 
     Args:
-        source: the database and the model's files.
         workloads: planned together.
         is_kept: whether the chosen layouts are written to the database.
     """

@@ -23,8 +23,6 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
     """The stages before `infer`: what was read, and its plan; None if no row needs an answer.
 
     Args:
-        source: the database and the model's files.
-        workload: what to answer.
         run: gets the artifacts and the seconds of each stage.
     """
     found = read_rows(source, workload, run)
@@ -41,15 +39,12 @@ def predict_night(
     num_answer_tokens: int,
     load_seconds: float = 0.0,
 ) -> Pace | None:
-    """Note the prediction of a plan in its runs, for their reports. If it fails, only a warning is logged.
-
-    Returns the `Pace` that corrects the forecast while the plan is computed, if the night has a deadline.
+    """Note the prediction of a plan in its runs, for their reports. If it fails, only a warning is logged. Returns the
+    `Pace` that corrects the forecast while the plan is computed, if the night has a deadline.
 
     Args:
-        night: the engines and the deadline.
         runs: each run with rows in the plan, and its share of these rows.
-        job: what is computed.
-        summary: of the job's plan.
+        job, summary: what is computed, and its plan.
         num_answer_tokens: expected length of an answer.
         load_seconds: time until the first step, if there is a deadline.
     """

@@ -10,9 +10,6 @@ from engine.model.proof.probe import prove
 
 def prove_architecture(checkpoint: Path) -> None:
     """Compare a decoder's outputs with transformers' on a small model; takes seconds, once for each architecture.
-
-    Raises:
-        ModelError: they differ; the message says where.
-    """
+    Raises `ModelError` if they differ, which says where."""
     if not is_encoder(checkpoint):
         prove(read_config(checkpoint), Engine)

@@ -50,11 +50,7 @@ class RayCluster:
         self._runner: RayTaskRunner[Any] | None = None
 
     def count(self, engine: EngineConfig) -> EngineTeam:
-        """The engines that the cluster has room for.
-
-        Raises:
-            ConfigError: see `join_cluster`, `worker_options`.
-        """
+        """The engines that the cluster has room for. Raises `ConfigError` as `join_cluster` and `worker_options`."""
         self._join()
         num_engines, num_on_host = count_workers(worker_options(engine))
         return EngineTeam(num_engines=num_engines, num_on_host=num_on_host, engine=engine)
@@ -87,11 +83,8 @@ class RayCluster:
 
 @contextmanager
 def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
-    """Be a driver of a Ray cluster for the length of the block; its workers keep their models as long.
-
-    Raises:
-        ConfigError: prefect-ray is not installed, or no cluster answers.
-    """
+    """Be a driver of a Ray cluster for the length of the block; its workers keep their models as long. Raises
+    `ConfigError` if prefect-ray is not installed, or no cluster answers."""
     if importlib.util.find_spec("prefect_ray") is None:
         raise ConfigError("runner 'ray' needs the package prefect-ray: install batchloom[ray]")
     import ray
@@ -125,11 +118,8 @@ def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
 
 
 def worker_options(engine: EngineConfig) -> Mapping[str, Any]:
-    """The resources of each worker: a GPU, or as many cores as threads, at most those of the largest host.
-
-    Raises:
-        ConfigError: the device names one GPU, or the engine needs several.
-    """
+    """The resources of each worker: a GPU, or as many cores as threads, at most those of the largest host. Raises
+    `ConfigError` if the device names one GPU, or the engine needs several."""
     import ray
 
     if engine.device not in ("auto", "cuda", "cpu"):

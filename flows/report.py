@@ -16,13 +16,10 @@ LOGGER = logging.getLogger("batchloom")
 
 
 def report_run(database: str | Path, run_id: str, plan: ArtifactRef | None) -> None:
-    """Write the report of a run and link it from the calling flow run.
-
-    An error is a failed task and a warning, but does not fail the night: the answers are in the tables.
+    """Write the report of a run and link it from the calling flow run. An error is a failed task and a warning, but
+    does not fail the night: the answers are in the tables.
 
     Args:
-        database: DuckDB file with the run.
-        run_id: of the run.
         plan: the run's plan artifact; None for the one that the run's manifest names.
     """
     state = report(str(database), run_id, plan, return_state=True)

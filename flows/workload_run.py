@@ -250,7 +250,6 @@ def write_rows(workload: Workload, run: Run, num_left: int) -> RunSummary:
     """End a run that did not fail: write its answers to the tables, then its report page.
 
     Args:
-        workload, run: what was answered, and its run.
         num_left: rows that the deadline left unanswered.
     """
     if num_left:

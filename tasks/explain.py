@@ -30,15 +30,8 @@ from tasks.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainJob:
-    """What all workloads have in common.
-
-    Attributes:
-        checkpoint: the model's folder; config.json and the tokenizer are read.
-        engine: settings of each engine.
-        hardware: the device whose times are predicted.
-        num_engines: engines that run in parallel, each on such a device.
-        method: how prompts are grouped.
-    """
+    """What all workloads have in common: among it the checkpoint's folder, of which config.json and the tokenizer are
+    read, the hardware whose times are predicted, and the number of engines, each on such a device."""
 
     checkpoint: str
     engine: EngineConfig

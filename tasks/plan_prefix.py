@@ -45,10 +45,8 @@ def plan_prefix(
     block_size: int | None,
     is_cheapest_first: bool = False,
 ) -> ArtifactRef:
-    """`write_plan` into the database's cache, unless the cache holds the plan of these tokens and settings already.
-
-    See `write_plan` for the parameters.
-    """
+    """The plan of `write_plan` from the database's cache, written if it is not there. See `write_plan` for the
+    parameters."""
     how = (method, partition_tokens, num_answer_tokens, block_size, is_cheapest_first)
     return build_once(database, "plan", (tokens.digest, *how), CODE, lambda target: write_plan(tokens, target, *how))
 

@@ -26,11 +26,8 @@ WAIT_SECONDS = 0.2
 
 
 def check_target(database: Path, target: Path) -> None:
-    """Check that a copy of the database can be written to `target`.
-
-    Raises:
-        ConfigError: its folder is missing or read-only, it is a folder itself, a file that is no copy, or the database.
-    """
+    """Check that a copy of the database can be written to `target`. Raises `ConfigError` if its folder is missing or
+    read-only, or it is a folder itself, a file that is no copy, or the database."""
     if not target.parent.is_dir():
         raise ConfigError(f"publish: no folder {target.parent}")
     if not os.access(target.parent, os.W_OK):
@@ -56,7 +53,6 @@ def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> 
     """`publish` at the end of a flow.
 
     Args:
-        target: the file to replace.
         is_lenient: the night has failed already: try once, and log an error instead of raising it.
     """
     task_of_night = publish.with_options(retries=0) if is_lenient else publish

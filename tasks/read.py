@@ -31,14 +31,8 @@ NO_ANSWERS = "read/newest_answers_none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadResult:
-    """What was read.
-
-    Attributes:
-        requests: ``requests.parquet``.
-        num_selected: rows in it, those with an error included.
-        num_already_done: rows that an earlier run answered and that have not changed since.
-        num_errors: of the selected rows, those that cannot be answered.
-    """
+    """What was read: ``requests.parquet``, the number of its rows and of those among them that cannot be answered, and
+    the number of rows that an earlier run answered and that have not changed since."""
 
     requests: ArtifactRef
     num_selected: int
@@ -48,8 +42,7 @@ class ReadResult:
 
 def requests_schema(workload: Workload) -> pa.Schema:
     """Columns of ``requests.parquet``: row_id, the key, the prompt's other fields, content_key, error, row_priority;
-    also open_questions where a row makes several requests, and row_layout where rows may have their own order of parts.
-    """
+    also open_questions where a row makes several requests, and row_layout where rows have own orders of parts."""
     return pa.schema(
         [
             pa.field("row_id", pa.int64(), nullable=False),
@@ -167,10 +160,8 @@ def _take_open(
 
 
 def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, texts: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Turn sorted rows (key_*, `texts`, content_key, error, row_priority) into those of `requests_schema`.
-
-    The query may spell a column in other case than the workload, so keys and texts go by their position.
-    """
+    """Turn sorted rows (key_*, `texts`, content_key, error, row_priority) into those of `requests_schema`. The query
+    may spell a column in other case than the workload, so keys and texts go by their position."""
     schema, num_rows = requests_schema(workload), 0
     for batch in rows:
         columns = {name: batch.column(name) for name in schema.names if name in batch.schema.names}
@@ -187,12 +178,8 @@ read = task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLength:
-    """The expected length of an answer.
-
-    Attributes:
-        num_tokens: the mean of earlier answers, or the most that the workload allows if there are none.
-        num_earlier_answers: of the mean; 0 for none.
-    """
+    """The expected length of an answer: the mean of `num_earlier_answers`, or the most that the workload allows if
+    there are none."""
 
     num_tokens: int
     num_earlier_answers: int = 0

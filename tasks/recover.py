@@ -23,11 +23,7 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
 
     The run becomes "interrupted" if it was stopped from outside (Ctrl-C, a signal, a cancellation), else "failed". A
     run that failed before it gave a row to the model is discarded: the error says why. Answers that cannot be written
-    now stay in the folder, and the next run of the database writes them.
-
-    Args:
-        run: written to its database and ended, or discarded.
-        error: the exception.
+    now stay in the folder, and the next run of the database writes them. See `recover_runs`.
     """
     is_failed = isinstance(error, Exception)
     if "requests" not in run.artifacts or (is_failed and not _has_tried_rows(run)):

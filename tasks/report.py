@@ -56,14 +56,8 @@ def write_report(
 
 @task(name="report", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def report(database: str, run_id: str, plan: ArtifactRef | None) -> str:
-    """Write the page of a run into its folder and link it, with the main numbers, from the flow run.
-
-    Args:
-        run_id: of a run in the database.
-        plan: see `write_report`.
-    Returns:
-        the path of the page. Raises what `write_report` raises.
-    """
+    """Write the page of a run into its folder and link it, with the main numbers, from the flow run; returns its path.
+    See `write_report`."""
     path, facts = write_report(database, run_id, plan=plan)
     workload = facts.run.workload
     create_link_artifact(

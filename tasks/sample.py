@@ -28,13 +28,8 @@ HIDDEN_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Chosen rows.
-
-    Attributes:
-        requests: the chosen rows, numbered from 0.
-        share_degrees: how many rows of the whole workload share the prefix of each chosen row; 1 if it shares none.
-        num_all: rows to choose from, without those that have an error.
-    """
+    """Chosen rows: their requests, numbered from 0, how many rows of the whole workload share the prefix of each (1 if
+    it shares none), and the number of rows to choose from, without those that have an error."""
 
     requests: ArtifactRef
     share_degrees: Sequence[int]
@@ -43,13 +38,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRow:
-    """A row of the sample with its answer.
-
-    Attributes:
-        key: column to value.
-        answer: columns of the answer to their values, without nulls.
-        error: why there is no answer; None if there is one.
-    """
+    """A row of the sample: its key, the columns of its answer to their values, without nulls, and why there is no
+    answer."""
 
     key: Mapping[str, Any]
     share_degree: int
@@ -68,14 +58,11 @@ def choose_rows(
     num_rows: int,
     workload: Workload,
 ) -> Sample:
-    """Write ``requests.parquet`` with `num_rows` rows (all if there are fewer) to a folder.
+    """Write ``requests.parquet`` with `num_rows` rows (all if there are fewer) to the folder of the run that answers
+    the sample. Raises `ArtifactError` if an artifact is not what its reference says, or the folder cannot be written.
 
     Args:
-        requests, tokens, plan: of all rows.
-        folder: of the run that answers the sample.
-        workload: whose rows they are.
-    Raises:
-        ArtifactError: an artifact is not what its reference says, or the folder cannot be written.
+        requests, tokens, plan: of all rows of the workload.
     """
     for ref in (requests, tokens, plan):
         open_parquet(ref).close()
@@ -101,8 +88,7 @@ def read_sample(sample: Sample, workload: Workload, parts: Sequence[ArtifactRef]
     """The chosen rows with their answers, in the order of the requests.
 
     Args:
-        workload: with the key columns.
-        parts: with all answers.
+        workload, parts: with the key columns, and with all answers.
     """
     keys = pq.read_table(sample.requests.path, columns=list(workload.key)).to_pylist()
     answers: dict[int, dict[str, Any]] = {}

@@ -40,12 +40,7 @@ BATCH_ROWS = 512
 def tokenize(
     database: str, requests: ArtifactRef, workload: Workload, checkpoint: str, model_digest: str, max_model_len: int
 ) -> ArtifactRef:
-    """`write_tokens` into the database's cache, unless the cache holds these requests for this workload, model and
-    limit already.
-
-    Args:
-        model_digest: of the checkpoint's content.
-    """
+    """The prompts of `write_tokens` from the database's cache, written if it does not have them. See `write_tokens`."""
     content = (requests.digest, workload.digest, model_digest, max_model_len)
     write = partial(write_tokens, requests, workload=workload, checkpoint=checkpoint, max_model_len=max_model_len)
     return build_once(database, "tokens", content, CODE, write)
@@ -57,7 +52,6 @@ def write_tokens(
     """Write `target`: the prompts of `requests` as token ids of a model.
 
     Args:
-        checkpoint: the model's folder.
         max_model_len: tokens of the longest prompt plus answer.
     Raises:
         ModelError, WorkloadError: the tokenizer cannot be used for this workload; see `check_room`.

@@ -20,15 +20,8 @@ from engine.scheduling.step import Step
 
 
 class PromptProcess:
-    """The worker process that computes prompts for an engine.
-
-    The first run starts it. It ends with the engine, with this process, and with a run that ends early.
-
-    Args:
-        checkpoint: of the model, which the worker loads.
-        config: of the engine that decodes.
-        runner: of the engine that decodes.
-    """
+    """The worker process that computes prompts for an engine, with the engine's `config` and `runner`. The first run
+    starts it. It ends with the engine, with this process, and with a run that ends early."""
 
     def __init__(self, checkpoint: str, config: EngineConfig, runner: StepRunner) -> None:
         self._checkpoint = checkpoint
@@ -63,11 +56,8 @@ def run_disaggregated(
     """Computes steps of prompts and steps of decode tokens, and yields them as they are committed.
 
     Args:
-        scheduler: of the run.
-        forward: computes a batch of decode tokens in this process.
-        sampler: makes tokens of hidden states.
+        forward, cache: compute decode tokens in this process, with this KV memory.
         worker: computes batches of prompts.
-        cache: the KV memory of this process.
         is_compiled: whether the worker compiles its layers.
     """
     in_flight: deque[Step] = deque()

@@ -29,14 +29,8 @@ class PrefillClient:
     """
 
     def __init__(self, model: str, config: EngineConfig, cache: KVCache, shape: KVShape) -> None:
-        """Starts the worker, which computes steps once it has loaded the model.
-
-        Args:
-            model: checkpoint that the worker loads.
-            config: of the engine that decodes, with the worker's device.
-            cache: the KV memory of the engine that decodes.
-            shape: of the KV; the worker's model must have the same.
-        """
+        """Starts the worker, which computes steps once it has loaded the model. `config`, `cache` and `shape` are those
+        of the engine that decodes; the config names the worker's device."""
         # A step writes each block at most once, and padding goes into one more block.
         num_bytes = MOST_STEPS_IN_FLIGHT * (cache.num_blocks + 1) * cache.block_bytes
         self._line, self._process = start_worker("engine.prefill_worker", num_bytes)
@@ -58,23 +52,18 @@ class PrefillClient:
         return len(self._in_flight) < MOST_STEPS_IN_FLIGHT
 
     def send(self, batch: TokenBatch, *, is_compiled: bool) -> None:
-        """Sends a step, which is computed after those sent before.
-
-        Args:
-            batch: of prompts only; block ids are the same in both processes.
-            is_compiled: whether the worker compiles its layers.
-        """
+        """Sends a step of prompts, computed after those sent before; block ids are the same in both processes.
+        `is_compiled` says whether the worker compiles its layers."""
         self._in_flight.append(written_blocks(batch))
         self._tell(WorkerStep(batch=batch, is_compiled=is_compiled))
 
     def take(self, cache: KVCache, *, waits: bool) -> torch.Tensor | None:
-        """Takes the oldest step in flight if it is computed, and writes its KV into the same blocks of `cache`.
+        """Takes the oldest step in flight, and writes its KV into the same blocks of `cache`, the memory of this
+        process.
 
-        Args:
-            cache: the KV memory of this process.
-            waits: whether to wait until the step is computed.
         Returns:
-            ``[R, hidden]`` of its output rows, in host memory; None where it is not computed yet.
+            ``[R, hidden]`` of its output rows, in host memory; None where it is not computed yet and nobody `waits` for
+                it.
         Raises:
             PrefillWorkerError: the worker is gone.
             Exception: the error with which the worker has failed.
@@ -132,9 +121,8 @@ def start_worker(
     """Starts a worker process; returns the line to it, and the process.
 
     Args:
-        module: its first arguments are the file descriptors of socket and shared memory, and the memory's bytes.
+        module: its arguments are the file descriptors of socket and shared memory, the memory's bytes, and `arguments`.
         num_bytes: of shared memory.
-        arguments: further arguments of the module.
     """
     memory_fd = os.memfd_create("batchloom-kv")
     try:

@@ -43,11 +43,7 @@ class PrefillJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStep:
-    """A step to compute.
-
-    Attributes:
-        is_compiled: whether the worker compiles its layers, as the decoding process has done.
-    """
+    """A step to compute, with compiled layers where the decoding process has compiled its own."""
 
     batch: TokenBatch
     is_compiled: bool = False
@@ -63,21 +59,16 @@ _DTYPES = {str(dtype): dtype for dtype in (*_HIDDEN_DTYPES, *_KV_DTYPES)}
 
 
 def encode(message: object) -> bytes:
-    """A message as bytes, for `decode`.
-
-    Args:
-        message: one of the kinds above, a tensor, a dtype of hidden states or KV, an exception, None, or a list or
-            tuple of these. Exceptions other than those of `engine.errors` become `OutOfMemoryError` or
-            `PrefillWorkerError`.
-    """
+    """A message as bytes, for `decode`: one of the kinds above, a tensor, a dtype of hidden states or KV, an exception,
+    None, or a list or tuple of these. Exceptions other than those of `engine.errors` become `OutOfMemoryError` or
+    `PrefillWorkerError`."""
     arrays: list[bytes] = []
     head = json.dumps(_to_json(message, arrays)).encode()
     return b"".join([len(head).to_bytes(8, "little"), head, *arrays])
 
 
 def decode(payload: bytes) -> Any:
-    """The message of a payload made by `encode`. Raises `PrefillWorkerError` if the bytes are not a message of these
-    kinds."""
+    """The message of a payload made by `encode`. Raises `PrefillWorkerError` if the bytes hold anything else."""
     start = 8 + int.from_bytes(payload[:8], "little")
 
     def take(num_bytes: int) -> bytearray:
@@ -212,8 +203,7 @@ def serve_parent(socket_fd: int, memory_fd: int, num_bytes: int) -> Iterator[Wor
     """The line of this process to its parent, with which it ends. An error in the block is also sent to the parent.
 
     Args:
-        socket_fd, memory_fd: file descriptors of socket and shared memory.
-        num_bytes: of the memory.
+        socket_fd, memory_fd, num_bytes: file descriptors of socket and shared memory, and the memory's size.
     """
     line = WorkerLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
     os.close(memory_fd)

@@ -63,14 +63,10 @@ def attend(
     """transformers' attention interface: each text attends to itself, in both directions.
 
     Args:
-        module: the layer's attention.
         query: ``[1, num_q_heads, T, head_dim]``.
         key, value: ``[1, num_kv_heads, T, head_dim]``.
-        attention_mask: None; `text_runs` takes its place.
-        scaling: of the scores.
-        text_runs: which rows belong to which text.
+        attention_mask: None; `text_runs` takes its place and says which rows belong to which text.
         sliding_window: a token sees those at smaller distances than this, on both sides; None: all.
-        keywords: everything else that the model passes.
     Raises:
         ModelError: the model passes an option that is not supported.
     """
@@ -126,11 +122,8 @@ class Encoder:
 
     Attributes:
         vocab_size: token ids are below it.
-        device, dtype: of the weights.
-
     Args:
         model: the encoder, or its `...ForSequenceClassification`; switched to this attention.
-        folder: the checkpoint's.
     Raises:
         ModelError: the encoder is not supported.
     """
@@ -154,9 +147,7 @@ class Encoder:
         """Reads a checkpoint directly onto the device, with its classification head if it has one.
 
         Args:
-            folder: of the checkpoint.
             dtype: of weights and computation.
-            device: where the weights go.
             adapter: LoRA adapter that is added to the weights.
         Raises:
             ModelError: not readable, of an unsupported architecture, or an adapter of another model.
@@ -198,7 +189,7 @@ class Encoder:
         """Last hidden states of the texts' tokens, ``[T, hidden]``.
 
         Args:
-            texts: int32 token ids of each, special tokens included; fastest where equal lengths are neighbours.
+            texts: int32 token ids with special tokens; fastest where texts of equal length are neighbours.
             separator: see `engine.Request.pair_separator`.
         """
         lengths = [len(text) for text in texts]
@@ -214,12 +205,7 @@ class Encoder:
 
 
 class EncoderClassPooler:
-    """The classification head of an encoder, as its family has it.
-
-    Args:
-        model: the `...ForSequenceClassification`.
-        labels: of its classes.
-    """
+    """The classification head of an encoder, as its family has it: a `...ForSequenceClassification`."""
 
     def __init__(self, model: transformers.PreTrainedModel, labels: ClassLabels) -> None:
         self._model: Any = model

@@ -27,12 +27,7 @@ from engine.scheduling.policies.sharing import owners_by_answer
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A distinct text and how to answer it.
-
-    Args:
-        request: the one that is computed, on behalf of all owners.
-        owners: indices of the requests that get this answer.
-    """
+    """A distinct text: the request that is computed, and the indices of all requests that get its answer."""
 
     request: Request
     owners: tuple[int, ...]
@@ -50,8 +45,7 @@ class EncoderEngine(BatchCalls):
     Made by `EncoderEngine.load`. Not thread-safe: one call at a time.
 
     Args:
-        encoder: loaded.
-        config: how to compute; settings of KV memory, decoding and sharing have no effect.
+        config: settings of KV memory, decoding and sharing have no effect.
         max_positions: longest text that the checkpoint's positions allow, in tokens.
         adapter: in the weights; None: the base alone.
     """
@@ -72,7 +66,6 @@ class EncoderEngine(BatchCalls):
 
         Args:
             model: checkpoint folder or hub id.
-            config: defaults to `EngineConfig()`.
             adapter: LoRA adapter that is added to the weights.
         Raises:
             ConfigError: tensor_parallel_size is above 1, or the format is fp8.
@@ -119,7 +112,6 @@ class EncoderEngine(BatchCalls):
         An impossible request yields a completion with an error, before the work on the others starts.
 
         Args:
-            requests: of modes that the checkpoint answers.
             groups: their members say which requests have the same text; a prefix is not shared.
             decode: not used: there is nothing to decode.
             on_step: called after each step.

@@ -45,11 +45,7 @@ def is_encoder(folder: Path) -> bool:
 
 
 def first_position(config: Any) -> int:
-    """The position of a text's first token.
-
-    Args:
-        config: the model's, or a mapping of config.json's values.
-    """
+    """The position of a text's first token, by the model's config or a mapping of config.json's values."""
     values = config if isinstance(config, Mapping) else config.to_dict()
     if not ENCODERS[values["model_type"]].counts_from_padding:
         return 0

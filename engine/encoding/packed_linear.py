@@ -9,12 +9,7 @@ TYPICAL_ROWS = 2048
 
 
 class PackedLinear(nn.Module):
-    """A linear layer, optionally followed by an exact gelu.
-
-    Args:
-        linear: its weights are copied.
-        has_gelu: whether gelu follows.
-    """
+    """A linear layer with a copy of the weights of `linear`, optionally followed by an exact gelu."""
 
     def __init__(self, linear: nn.Linear, *, has_gelu: bool = False) -> None:
         super().__init__()

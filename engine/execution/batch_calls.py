@@ -13,11 +13,8 @@ from engine.request import Mode, Request
 
 
 class BatchCalls(ABC):
-    """The calls of an engine that plan and answer a list of requests; results are in input order.
-
-    Each raises `RequestError` before any work starts where a request is impossible or of another mode, or where two
-    requests have the same request_id.
-    """
+    """The calls of an engine that plan and answer a list of requests; results are in input order. Each raises
+    `RequestError` before any work where a request is impossible or of another mode, or two have the same request_id."""
 
     config: EngineConfig
 

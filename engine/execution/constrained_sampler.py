@@ -95,7 +95,6 @@ class ConstrainedSampler(TokenSampler):
         Args:
             masked: for each answer its first row, its constraint (None within thoughts), and the guesses of its further
                 rows.
-            num_rows: of the masks.
         """
         masks = np.full((num_rows, cdiv(self._model.vocab_size, 32)), _ALL, dtype=np.int32)
         rows: list[tuple[int, Constraint]] = []
@@ -148,13 +147,8 @@ class ConstrainedSampler(TokenSampler):
     def _follow_grammar(
         self, sequence: Sequence, token: int | None, room: int
     ) -> tuple[Sequences[int], FinishReason | None]:
-        """Accepts a token of an answer, and takes the tokens that the grammar forces after it.
-
-        Args:
-            sequence: of the answer.
-            token: the sampled token; None where the thoughts have just ended.
-            room: number of tokens that the answer may still have.
-        """
+        """Accepts a token of an answer (None where the thoughts have just ended), and takes the tokens that the grammar
+        forces after it, at most `room`."""
         constraint = self._constraint(sequence)
         followers: list[int] = []
         if constraint.error is None:

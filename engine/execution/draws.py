@@ -37,18 +37,15 @@ def drawn_rows(step: Step) -> list[DrawnRow]:
 def sample(
     hidden: torch.Tensor, model: Model, drawn: Sequence[DrawnRow], allowed: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """One token for each row: a draw for the rows in `drawn`, the most likely token for the others.
+    """One token for each row, int64 ``[R]``: a draw for the rows in `drawn`, the most likely token for the others.
 
     A draw depends only on the row's logits, the request's seed and the position in its answer: not on other rows, and
     not on preemptions.
 
     Args:
         hidden: ``[R, hidden]`` last hidden states.
-        model: its output layer makes logits of hidden states.
         drawn: in ascending order.
         allowed: see `OutputLayer.most_likely`.
-    Returns:
-        int64 ``[R]`` token ids.
     """
     rows = np.array([each.row for each in drawn], dtype=np.int64)
     greedy = to_device(np.delete(np.arange(len(hidden)), rows), hidden.device)
@@ -66,13 +63,11 @@ def sample(
 
 
 def list_draws(requests: Sequence[Request], positions: Sequence[int], vocab_size: int) -> npt.NDArray[np.float64]:
-    """The settings and random numbers of draws, as `engine.kernels.draw.draw_tokens` takes them. They are made on the
-    host, so that they do not depend on the device.
+    """The settings and random numbers of draws, as `engine.kernels.draw.draw_tokens` takes them; made on the host, so
+    that they do not depend on the device.
 
     Args:
-        requests: one for each row.
-        positions: number of tokens that each answer has so far.
-        vocab_size: of the model.
+        requests, positions: of each row, its request and the number of tokens that the answer has so far.
     """
     temperature, top_p, seeds = zip(*((each.temperature, each.top_p, each.seed) for each in requests), strict=True)
     top_k = [min(request.top_k or vocab_size, vocab_size) for request in requests]

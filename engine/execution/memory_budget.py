@@ -50,7 +50,6 @@ def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: C
 
     Args:
         config: the memory fraction, and whether a second process shares the device.
-        device: of the KV memory.
         measure_left: measures a GPU's memory; not called for a CPU.
     Raises:
         CapacityError: nothing is left for KV.
@@ -67,8 +66,7 @@ def swap_maker(config: EngineConfig, cache: KVCache, device: torch.device) -> Ca
 
     Args:
         config: its size; "auto" is that of the KV memory, but at most half of the free host memory.
-        cache: the KV memory.
-        device: of the KV memory.
+        cache, device: the KV memory and where it is.
     """
     if config.swap_memory_bytes == "auto":
         num_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)

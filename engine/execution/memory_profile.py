@@ -23,13 +23,8 @@ _GB = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
-    """The values of a device's memory counters.
-
-    Attributes:
-        total_bytes, free_bytes: of the device, as its driver reports them.
-        reserved_bytes: held by this process's tensors and torch's cache for them.
-        peak_bytes: the most that these have held since the peak was reset.
-    """
+    """The values of a device's memory counters: its bytes and the free ones, as its driver reports them, those held by
+    this process's tensors and torch's cache for them, and the most that these have held since the peak was reset."""
 
     total_bytes: int
     free_bytes: int

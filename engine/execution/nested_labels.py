@@ -13,10 +13,8 @@ def set_apart(scores: npt.NDArray[np.float64], labels: Sequence[tuple[int, ...]]
     longer label could never be the most probable one.
 
     Args:
-        scores: natural-log probability of each label, up to a constant.
+        scores: natural-log probability of each label, up to a constant; the result has the same constant.
         labels: token ids of each.
-    Returns:
-        natural-log probability of an answer that is the label and no longer one, up to the same constant.
     """
     places = {label: place for place, label in enumerate(labels)}
     longer: dict[int, list[float]] = {}

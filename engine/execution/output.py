@@ -31,8 +31,7 @@ class PendingTokens:
 
     Args:
         token_ids: int64 ``[n]`` on the device, one token for each row of `Step.sampled`.
-        labels: the rows that score labels.
-        copies: token_ids and the labels' scores, being copied to the host.
+        copies: token_ids and the scores of `labels`, being copied to the host.
         sampler: knows which tokens are forced after a token, and which tokens end an answer.
     """
 
@@ -43,10 +42,8 @@ class PendingTokens:
     sampler: "TokenSampler"
 
     def wait(self) -> StepTokens:
-        """Waits for the device, and adds label scores to their sequences.
-
-        Must be called in the order of launches, and at the latest before the next but one step is launched.
-        """
+        """Waits for the device, and adds label scores to their sequences. To be called in the order of launches, and at
+        the latest before the next but one step is launched."""
         copied, *scores = self.copies.wait()
         self.labels.book(scores)
         token_ids, sampled = copied.tolist(), self.step.sampled
@@ -58,12 +55,8 @@ class PendingTokens:
 
 
 class TokenSampler:
-    """Samples and scores the output rows of steps.
-
-    Args:
-        model: its output layer makes logits of hidden states.
-        decode: detokenizer for stop strings; None where no request has stop strings.
-    """
+    """Samples and scores the output rows of steps, by the model's output layer; `decode` is the detokenizer for stop
+    strings, None where no request has any."""
 
     def __init__(self, model: Model, decode: Decoder | None) -> None:
         self._model = model

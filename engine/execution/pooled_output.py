@@ -20,12 +20,7 @@ from engine.scheduling.step_result import StepTokens
 
 @dataclass(frozen=True, slots=True)
 class PendingVectors(PendingTokens):
-    """As `PendingTokens`, with the pooled rows of the step.
-
-    Args:
-        pooled: the rows whose hidden states are the answers.
-        vectors: their pooled vectors, being copied to the host.
-    """
+    """As `PendingTokens`, with the pooled rows of the step and their vectors, which are being copied to the host."""
 
     pooled: PooledRows
     vectors: HostCopies
@@ -37,13 +32,8 @@ class PendingVectors(PendingTokens):
 
 
 class PoolingSampler(TokenSampler):
-    """Samples, scores and pools the output rows of steps.
-
-    Args:
-        model: its output layer makes logits of hidden states.
-        decode: detokenizer for stop strings; None where no request has one.
-        poolers: one for each pooled mode of the run.
-    """
+    """Samples, scores and pools the output rows of steps: a `TokenSampler` with a pooler for each pooled mode of the
+    run."""
 
     def __init__(self, model: Model, decode: Decoder | None, poolers: Mapping[Mode, Pooler]) -> None:
         super().__init__(model, decode)
@@ -74,8 +64,6 @@ def make_sampler(
     """The sampler of a run in which some requests are pooled or constrained.
 
     Args:
-        model: its output layer makes logits of hidden states.
-        requests: of the run.
         decode: detokenizer for stop strings; None where no request has stop strings.
         poolers: of earlier runs, by mode; those that this run needs are added.
         checkpoint: the argument of `Engine.load`; None for a loaded model.

@@ -20,12 +20,7 @@ _HALF = np.uint64(32)
 
 
 def uniform_numbers(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """For each seed, the number in [0, 1) at its position of the seed's stream: float64 ``[n]``.
-
-    Args:
-        seeds: n of them, each below 2**64.
-        positions: n of them, from 0.
-    """
+    """For each seed, below 2**64, the number in [0, 1) at its position of the seed's stream: float64 ``[n]``."""
     zeros = np.zeros(len(seeds), dtype=np.uint64)
     keys = [np.array(seeds, dtype=np.uint64), zeros]
     words = [np.array(positions, dtype=np.uint64) + np.uint64(1), zeros, zeros, zeros]

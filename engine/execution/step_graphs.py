@@ -87,11 +87,8 @@ def graph_bytes(backend: "TritonAttention", buckets: tuple[int, ...]) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Bucket:
-    """Steps of at most num_rows rows, with one launch configuration of the attention kernel.
-
-    Attributes:
-        graph: captured at the second run; None until then, and where the capture failed.
-    """
+    """Steps of at most num_rows rows, with one launch configuration of the attention kernel. The graph is captured at
+    the second run: None until then, and where the capture failed."""
 
     num_rows: int
     step: AttentionStep
@@ -217,8 +214,7 @@ def make_graphs(
 
     Args:
         backend, model, cache: of the engine, see `StepGraphs`.
-        step_tokens: most tokens in a step.
-        max_model_len: longest prompt plus answer, in tokens.
+        step_tokens, max_model_len: most tokens in a step, and in a prompt with its answer.
     """
     pool = torch.cuda.graph_pool_handle()
     return StepGraphs(
@@ -235,7 +231,6 @@ def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int
     """The capacity for steps of num_rows sequences of one row each.
 
     Args:
-        num_rows: of a step.
         most_blocks: of one sequence, its prefix's included.
         num_kv_blocks: bounds the sequences' own blocks; prefixes and packs are assumed to have at most as many each.
     """

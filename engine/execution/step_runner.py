@@ -76,12 +76,11 @@ class StepRunner:
             self.graphs = make_graphs(graphable, model, self.cache, config.step_tokens, max_model_len)
 
     def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Launches a step, which writes its KV; on a GPU the call returns before the step is computed.
+        """Launches a step, which writes its KV; on a GPU the call returns before the step is computed. Returns last
+        hidden states ``[R, hidden]`` of batch.output_rows, before the output layer.
 
         Args:
             pending_token_ids: int64, tokens that the step before samples, where only the device knows them yet.
-        Returns:
-            ``[R, hidden]`` last hidden states of batch.output_rows, before the output layer.
         """
         if self.model.shard is not None:
             self.model.shard.send(batch)

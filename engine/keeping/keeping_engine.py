@@ -21,10 +21,8 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 
 class KeepingEngine(Engine):
-    """As `Engine`, with ``keep_prefixes_bytes`` of KV in the folder ``prefix_folder`` of its configuration.
-
-    Where the folder cannot be used, a warning is logged, and all prefixes are computed.
-    """
+    """As `Engine`, with ``keep_prefixes_bytes`` of KV in the folder ``prefix_folder`` of its configuration. If the
+    folder cannot be used, all prefixes are computed, with a warning in the log."""
 
     def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
         super().__init__(model, config, checkpoint)
@@ -48,8 +46,7 @@ class KeepingEngine(Engine):
         decode: Decoder | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> Iterator[Completion]:
-        """See `Engine.run_plan`. Prefixes are on disk once the iterator is exhausted. KV of another adapter is never
-        used."""
+        """See `Engine.run_plan`. Prefixes are on disk once the iterator is exhausted."""
         if self._keeper is None:
             yield from super().run_plan(requests, groups, decode=decode, on_step=on_step)
             return

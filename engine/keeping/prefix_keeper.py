@@ -41,12 +41,8 @@ OnStep = Callable[[StepRecord], None]
 
 
 class KeptNode(PrefixNode):
-    """A prefix node that is read from disk where it is kept there.
-
-    Attributes:
-        keys: of its full blocks.
-        num_loaded: leading tokens that were read when it last allocated blocks.
-    """
+    """A prefix node that is read from disk where it is kept there. `keys` are those of its full blocks; `num_loaded`
+    leading tokens were read when it last allocated blocks."""
 
     __slots__ = ("_keeper", "keys", "num_loaded")
 
@@ -83,15 +79,8 @@ class KeptNode(PrefixNode):
 
 
 class PrefixKeeper:
-    """Loads prefixes into an engine's KV memory, and saves them from there.
-
-    Args:
-        store: the folder.
-        cache: the engine's KV memory.
-
-    Attributes:
-        about: identifies the model, see `PrefixStore.name_blocks`; set before each run.
-    """
+    """Loads prefixes from `store` into an engine's KV memory, and saves them from there. `about` identifies the model,
+    see `PrefixStore.name_blocks`; it is set before each run."""
 
     def __init__(self, store: PrefixStore, cache: KVCache) -> None:
         self._store = store
@@ -116,12 +105,11 @@ class PrefixKeeper:
         return [extended for group in groups for extended in self._extend(group)]
 
     def make_node(self, *, parent: PrefixNode | None, token_ids: npt.NDArray[np.int32], start: int) -> KeptNode:
-        """Makes a node, and starts to read it where it is on disk.
+        """Makes a node of int32 tokens, the first one at `start` in the prompt, and starts to read it where it is on
+        disk.
 
         Args:
             parent: the node above.
-            token_ids: int32, of this node.
-            start: position of the first one in the prompt.
         """
         node = KeptNode(self, parent=parent, token_ids=token_ids, start=start)
         self._next.extend(dict.fromkeys(place.name for place in self._store.find(node.keys)))

@@ -53,15 +53,8 @@ class BlockPlace:
 
 
 class PrefixStore:
-    """The folder of kept prefixes. Threads and processes may share it.
-
-    Args:
-        folder: private to its user; made if it does not exist, in an existing parent.
-        budget_bytes: most bytes of all files together.
-
-    Raises:
-        OSError, sqlite3.Error: the folder cannot be used.
-    """
+    """The folder of kept prefixes, private to its user; made below an existing parent. Threads and processes may share
+    it. `budget_bytes` bounds all files together. Raises `OSError` or `sqlite3.Error` if the folder cannot be used."""
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -88,7 +81,6 @@ class PrefixStore:
 
         Args:
             token_ids: int32, from the prompt's first token on.
-            block_size: tokens in a block.
             about: identifies the model and the layout of its KV, on which a block's contents depend, too.
         """
         key, keys = hashlib.blake2b(about.encode(), key=self._secret, digest_size=16).digest(), []
@@ -110,10 +102,8 @@ class PrefixStore:
         return found
 
     def read(self, name: str) -> torch.Tensor | None:
-        """The KV of a file, mapped: ``[2 * num_layers, n, block_size, num_kv_heads, head_size]``.
-
-        None where it is missing, damaged or of another folder; it is then deleted, with a warning in the log.
-        """
+        """The KV of a file, mapped: ``[2 * num_layers, n, block_size, num_kv_heads, head_size]``. None where it is
+        missing, damaged or of another folder; it is then deleted, with a warning in the log."""
         path = self._path(name)
         try:
             return self._map(path, name)
@@ -123,14 +113,8 @@ class PrefixStore:
             return None
 
     def write(self, keys: Sequence[bytes], kv: torch.Tensor) -> bool:
-        """Writes blocks to a file; returns whether there was room for them.
-
-        Args:
-            keys: of the consecutive blocks.
-            kv: in the form of `read`, in host memory.
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Writes consecutive blocks with these keys to a file, in the form of `read`, from host memory; returns whether
+        there was room. Raises `OSError` if the file cannot be written."""
         payload = kv.contiguous().view(-1).view(torch.uint8).numpy()
         num_bytes = HEADER_BYTES + len(payload)
         if not self._make_room(num_bytes):
@@ -192,8 +176,8 @@ class PrefixStore:
         return kv.view(_DTYPES[header["dtype"]]).view(header["shape"])
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Evicts files with the fewest saved seconds per byte, except those that this run has read or written; returns
-        whether there is room."""
+        """Evicts files with the fewest saved seconds per byte, except those that this run has read or written, and says
+        whether there is room then."""
         with self._lock:
             rows = self._index.execute("select name, num_bytes, saved_seconds, used_at from files").fetchall()
         too_many = sum(row[1] for row in rows) + num_bytes - self._budget_bytes

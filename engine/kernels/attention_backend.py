@@ -19,8 +19,8 @@ class OutputLayer(Protocol):
         """The arg max of the logits, the lowest token id on ties: int64 ``[R]``.
 
         Args:
-            allowed: int32 ``[R, ceil(vocab_size / 32)]``: token t may be chosen if bit t % 32 of word t // 32 is set.
-                Each row allows a token. None: all tokens are allowed.
+            allowed: int32 ``[R, ceil(vocab_size / 32)]``: token t may be chosen if bit t % 32 of word t // 32 is set,
+                at least one in each row. None: all.
         """
 
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ class AttentionBackend(Protocol):
         Args:
             key, value: ``[T, num_kv_heads, head_dim]``, of the step's tokens in row order.
             k_cache, v_cache: one layer's, ``[num_blocks, block_size, num_kv_heads, head_dim]``; written in place.
-            work: what `prepare` returned for this step.
+            work: what `prepare` returned.
         """
 
     def attend(
@@ -93,8 +93,7 @@ class AttentionBackend(Protocol):
 
         Args:
             query: ``[T, num_q_heads, head_dim]``, in row order.
-            k_cache, v_cache: as in `write_kv`, which has written this step's tokens.
-            work: what `prepare` returned for this step.
+            k_cache, v_cache, work: as in `write_kv`, which has written this step's tokens.
             scale: multiplied with the scores.
             softcap: c: scores become c * tanh(score / c); 0: no cap.
             window: how many positions a row sees, its own included; 0: all.

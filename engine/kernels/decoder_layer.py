@@ -73,12 +73,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class TabledWork:
-    """A step's work where layers use different block tables.
-
-    Args:
-        works: from the attention backend's `prepare`, one per table.
-        tables: the index of each layer's table.
-    """
+    """A step's work where layers use different block tables: what `prepare` returned for each table, and the index of
+    each layer's table."""
 
     works: Sequence[Any]
     tables: Sequence[int]
@@ -97,7 +93,8 @@ class DecoderLayers(Protocol):
         sin: torch.Tensor,
         output_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Computes the layers and writes the step's KV.
+        """Computes the layers and writes the step's KV. Returns ``[T, hidden]`` or ``[R, hidden]``, normed if the last
+        layer has a `final_norm`.
 
         Args:
             hidden: ``[T, hidden]``, contiguous; may be overwritten.
@@ -105,6 +102,4 @@ class DecoderLayers(Protocol):
             work: from the attention backend's `prepare`.
             cos, sin: float32 ``[T, head_dim]``, contiguous.
             output_rows: int64 ``[R]``, the rows of the last layer to return; None: all.
-        Returns:
-            ``[T, hidden]`` or ``[R, hidden]``, normed if the last layer has a `final_norm`.
         """

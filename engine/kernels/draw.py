@@ -7,7 +7,7 @@ _ROWS_AT_ONCE = 64
 
 
 def draw_tokens(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """Draws one token per row, after temperature, top-k and top-p.
+    """Draws one token per row, after temperature, top-k and top-p: int64 ``[R]``.
 
     Top-k, then top-p, keep the most likely tokens, the lower ids on ties. The drawn token is the first, by ascending
     id, at which the cumulative probability of the kept tokens exceeds the row's uniform number.
@@ -15,8 +15,6 @@ def draw_tokens(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
     Args:
         logits: float32 ``[R, vocab_size]``; a token of -inf is never drawn.
         settings: float64 ``[R, 4]``: temperature above 0; top-k, or vocab_size; top-p, or 1; uniform number in [0, 1).
-    Returns:
-        int64 ``[R]``.
     """
     pieces = [slice(first, first + _ROWS_AT_ONCE) for first in range(0, len(logits), _ROWS_AT_ONCE)]
     return torch.cat([_draw(logits[piece], settings[piece]) for piece in pieces])

@@ -48,11 +48,8 @@ class LayerInPython(Protocol):
 
 
 class LayerByLayer:
-    """`DecoderLayers` of layers in Python.
-
-    Args:
-        layers: read one at a time, so that the caller can free the weights of each before it makes the next.
-    """
+    """`DecoderLayers` of layers in Python, which are read one at a time, so that the caller can free the weights of
+    each."""
 
     def __init__(self, layers: Iterable[LayerInPython]) -> None:
         self._layers = [[getattr(layer, name) for name in layer.operations] for layer in layers]

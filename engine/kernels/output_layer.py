@@ -12,8 +12,6 @@ def columns_in_float64(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.T
     In 16 bits many rows would tie. Rounded to float32, a row's logits do not depend on the other rows in the batch.
 
     Args:
-        hidden: ``[R, hidden]``.
-        weight: ``[n, hidden]``.
-        bias: ``[n]``.
+        hidden, weight, bias: ``[R, hidden]``, ``[n, hidden]`` and ``[n]``.
     """
     return torch.nn.functional.linear(hidden.double(), weight.double(), None if bias is None else bias.double())

@@ -50,14 +50,13 @@ def attend_ref(
     softcap: float,
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows against consecutive KV tokens.
+    """Rows against consecutive KV tokens. Returns out like query, 0 for a row that sees no token, and the
+    lse, ``[n, num_q_heads]``, -inf for such a row.
 
     Args:
         query: ``[n, num_q_heads, head_dim]``.
         keys, values: ``[L, num_kv_heads, head_dim]``; the first token is at first_position.
         positions: ``[n]``, of the rows.
-    Returns:
-        out like query, 0 for a row that sees no token; lse ``[n, num_q_heads]``, -inf for such a row.
     """
     group_size = query.shape[1] // keys.shape[1]
     keys, values = (tokens.repeat_interleave(group_size, dim=1) for tokens in (keys, values))
@@ -75,12 +74,8 @@ def attend_ref(
 
 
 def sink_share(lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """The factor that turns attention without sinks into attention with sinks: ``[n, num_q_heads, 1]``.
-
-    Args:
-        lse: base 2, over all tokens that the rows see, ``[n, num_q_heads]``.
-        sinks: ``[num_q_heads]``, natural scores.
-    """
+    """The factor ``[n, num_q_heads, 1]`` that turns attention without sinks into attention with sinks. `lse` is base 2,
+    over all tokens that the rows see, ``[n, num_q_heads]``; `sinks` are natural scores, ``[num_q_heads]``."""
     return torch.sigmoid(lse / LOG2_E - sinks).to(lse.dtype)[..., None]
 
 
@@ -101,7 +96,6 @@ def prefix_tokens(cache: torch.Tensor, batch: AttentionBatch, group: int) -> tor
 
     Args:
         cache: one layer's keys or values, ``[num_blocks, block_size, num_kv_heads, head_dim]``.
-        group: index into the batch.
     """
     table = batch.prefix_block_ids[slice(*batch.prefix_block_starts[group : group + 2])]
     return block_tokens(cache, table)[: batch.prefix_lens[group]]
@@ -111,8 +105,7 @@ def own_tokens(cache: torch.Tensor, batch: AttentionBatch, sequence: int) -> tor
     """The keys or values of a sequence after its prefix: ``[tokens, num_kv_heads, head_dim]``.
 
     Args:
-        cache: one layer's keys or values, ``[num_blocks, block_size, num_kv_heads, head_dim]``.
-        sequence: index into the batch.
+        cache: as for `prefix_tokens`.
     """
     table = batch.suffix_block_table[slice(*batch.suffix_block_starts[sequence : sequence + 2])]
     return block_tokens(cache, table)[: batch.suffix_lens[sequence]]

@@ -13,10 +13,7 @@ from engine.kv.kv_layout import KVLayout, find_layout
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
     """The KV of a token: layers, KV heads, head dim, dtype. An 8-bit dtype has a scale of 2 bytes for each head.
-
-    Attributes:
-        windows: of each layer, the number of positions that a row sees, 0 for all; empty where no KV is freed early.
-    """
+    `windows` has the number of positions that a row of each layer sees, 0 for all; empty where no KV is freed early."""
 
     num_layers: int
     num_kv_heads: int
@@ -55,14 +52,9 @@ class KVCache:
     def __init__(
         self, shape: KVShape, *, block_size: int, budget_bytes: int, device: torch.device, has_pad_block: bool = False
     ) -> None:
-        """Allocates as many blocks as the budget holds.
-
-        Args:
-            has_pad_block: whether there is an additional block, of index num_blocks, for the KV of padding.
-        Raises:
-            CapacityError: the budget does not hold a single block.
-            OutOfMemoryError: the device has less free memory than the budget.
-        """
+        """Allocates as many blocks as the budget holds, and with `has_pad_block` an additional one, of index
+        num_blocks, for the KV of padding. Raises `CapacityError` if the budget does not hold a single block,
+        `OutOfMemoryError` if the device has less free memory than the budget."""
         self.block_size = block_size
         self.layout = layout = shape.layout
         self.block_bytes = block_size * shape.bytes_per_token // len(layout.windows)

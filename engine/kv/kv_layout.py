@@ -32,10 +32,7 @@ class KVLayout:
 
 def find_layout(windows: Sequence[int]) -> KVLayout:
     """Divides layers into tables of as many layers as the rarest window has, so that its blocks have no unused part.
-
-    Args:
-        windows: of each layer, the number of positions that a row sees; 0: all.
-    """
+    `windows` has the number of positions that a row of each layer sees; 0: all."""
     kinds: dict[int, list[int]] = {}
     for layer, window in enumerate(windows):
         kinds.setdefault(window, []).append(layer)
@@ -50,14 +47,8 @@ def find_layout(windows: Sequence[int]) -> KVLayout:
 
 
 def kept_windows(windows: tuple[int, ...], config: EngineConfig) -> tuple[int, ...]:
-    """The windows of layers whose KV outside the window is freed; empty where a policy keeps all KV.
-
-    The block cache of sharing "lru" keeps whole prompts, and so does prefill "whole".
-
-    Args:
-        windows: of each layer, the number of positions that a row sees; 0: all.
-        config: the policies.
-    """
+    """The windows of layers, as for `find_layout`, if KV outside the window is freed. Empty where a policy keeps all
+    KV: the block cache of sharing "lru" keeps whole prompts, and so does prefill "whole"."""
     return () if config.sharing == "lru" or config.prefill == "whole" else windows
 
 
@@ -66,6 +57,5 @@ def first_block(num_computed: int, window: int, block_size: int) -> int:
 
     Args:
         window: number of positions that a row sees, its own included; 0: all.
-        block_size: tokens in a block.
     """
     return max(0, num_computed - window + 1) // block_size if window else 0

@@ -12,12 +12,9 @@ from engine.kv.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStep:
-    """One step's arguments of every layer's attention; passed through the model's forward as a keyword.
-
-    Attributes:
-        works: from the backend's `prepare`, one per block table of the cache.
-        output_rows: int64 ``[R]``, the rows whose last hidden states are needed; None: all.
-    """
+    """One step's arguments of every layer's attention; passed through the model's forward as a keyword. `works` has
+    what `prepare` returned for each block table; `output_rows`, int64 ``[R]``, are the rows whose last hidden states
+    are needed, None for all."""
 
     backend: AttentionBackend
     cache: KVCache

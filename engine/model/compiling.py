@@ -18,11 +18,9 @@ TOKENS_THAT_PAY_FOR_COMPILING = 100_000
 
 
 def compile_if_long(model: Model, setting: Compile, num_tokens: int) -> None:
-    """Compiles the layers if the setting is "always", or "auto" and the run is long enough.
+    """Compiles the model's torch layers if the setting is "always", or "auto" and the run is long enough.
 
     Args:
-        model: its layers are torch modules.
-        setting: see `EngineConfig.compile`.
         num_tokens: prompt tokens to compute.
     """
     is_long = num_tokens >= TOKENS_THAT_PAY_FOR_COMPILING and model.dtype != torch.float32
@@ -31,10 +29,8 @@ def compile_if_long(model: Model, setting: Compile, num_tokens: int) -> None:
 
 
 def compile_layers(model: Model) -> None:
-    """Fuses the elementwise operations between the layers' products, at the next forward.
-
-    All layers share one compilation, for any number of rows, which takes about ten seconds.
-    """
+    """Fuses the elementwise operations between the layers' products, at the next forward. All layers share one
+    compilation, for any number of rows, which takes about ten seconds."""
     if not model.is_compiled:
         for layer in model.base.layers:
             if isinstance(layer, Layer):

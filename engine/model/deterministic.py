@@ -18,8 +18,8 @@ from engine.model.loading.checkpoint import cache_folder
 def make_deterministic(
     name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device, has_layers: bool
 ) -> AttentionBackend:
-    """See `make_attention`; the backend's results do not depend on the rest of the batch. Int8's never do. Raises
-    `ConfigError` if results would depend on the batch, or the kernels do not support the model."""
+    """See `make_attention`; the backend's results do not depend on the rest of the batch (int8's never do). Raises
+    `ConfigError` if that cannot be, or the kernels do not support the model."""
     shape: dict[str, Any] = {"num_q_heads": num_q_heads, "block_size": block_size, "has_layers": has_layers}
     if kv_shape.dtype == torch.int8:
         return make_attention(name, kv_shape=kv_shape, device=device, **shape)

@@ -13,13 +13,8 @@ _OF_ONE_EXPERT = re.compile(r"experts\.\d+\.")
 
 
 def text_config_of(values: Mapping[str, Any]) -> "PretrainedConfig | None":
-    """The text model's config, with transformers' defaults; None for an architecture that transformers does not know.
-
-    Args:
-        values: of config.json.
-    Raises:
-        ModelError: transformers refuses the values.
-    """
+    """The text model's config of a config.json, with transformers' defaults; None for an architecture that transformers
+    does not know. Raises `ModelError` if transformers refuses the values."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if values.get("model_type") not in CONFIG_MAPPING:
@@ -39,14 +34,8 @@ def named_sizes(config: "PretrainedConfig") -> dict[str, Any]:
 
 
 def count_layer_weights(config: "PretrainedConfig", num_experts: int) -> tuple[int, int]:
-    """The number of weights in the matrices of all decoder layers: outside experts, and in all experts.
-
-    Args:
-        config: of the text model.
-        num_experts: of a layer.
-    Raises:
-        ModelError: the layers cannot be made.
-    """
+    """The number of weights in the matrices of all decoder layers: outside experts, and in all experts, of which a
+    layer has num_experts. Raises `ModelError` if the layers cannot be made."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -8,11 +8,8 @@ from engine.model.loading.checkpoint import is_plain
 
 
 def find_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The window of each layer: how many positions a row sees, its own included; 0: all. Empty if no layer has one.
-
-    Args:
-        config: of the text model, with transformers' defaults, which name the kind of each layer.
-    """
+    """The window of each layer: how many positions a row sees, its own included; 0: all. Empty if no layer has one. The
+    config is the text model's, with transformers' defaults, which name the kind of each layer."""
     window, num_layers = config.get("sliding_window"), int(config["num_hidden_layers"])
     longest = config.get("max_position_embeddings") or math.inf
     if not window or config.get("use_sliding_window") is False or window >= longest:

@@ -27,10 +27,8 @@ _WEIGHTS = frozenset(
 
 
 class ReplacedLayers(nn.Module):
-    """The attention backend's layers as one module, in place of all decoder layers of a model.
-
-    The model still computes embeddings, rotary angles and, unless the backend does, the final norm.
-    """
+    """The attention backend's layers as one module, in place of all decoder layers. The model still computes
+    embeddings, rotary angles and, unless the backend does, the final norm."""
 
     def __init__(self, layers: DecoderLayers) -> None:
         super().__init__()

@@ -175,12 +175,11 @@ class Model:
         backend: AttentionBackend,
         pending_token_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Computes one token batch and writes its KV.
+        """Computes one token batch and writes its KV. Returns last hidden states ``[R, hidden]`` of batch.output_rows,
+        before the output layer.
 
         Args:
             pending_token_ids: int64, tokens sampled by the previous step, which are still on the device.
-        Returns:
-            last hidden states ``[R, hidden]`` of batch.output_rows, before the output layer.
         """
         arrays = batch.input_ids, batch.positions, batch.output_rows
         joined = to_device(np.concatenate(arrays), self.device)  # one transfer
@@ -193,14 +192,12 @@ class Model:
 
     @torch.inference_mode()
     def compute(self, input_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """The part of `forward` on the device, which a CUDA graph can capture.
-
-        It never waits for the device, and its launches do not depend on the contents of tensors.
+        """The part of `forward` on the device, which a CUDA graph can capture: it never waits for the device, and its
+        launches do not depend on the contents of tensors. Returns last hidden states ``[R, hidden]`` of the step's
+        output rows, or of all.
 
         Args:
             input_ids, positions: int64 ``[T]``.
-        Returns:
-            last hidden states ``[R, hidden]`` of the step's output rows, or of all rows.
         """
         inputs = {
             "input_ids": input_ids.unsqueeze(0),

@@ -49,15 +49,10 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, dtype: str) -> "ModelShape":
-        """Reads the keys of a config.json.
+        """Reads the keys of a config.json, for weights and KV in dtype: fp8, int8, bfloat16, float16 or float32.
 
         For architectures that are not plain, transformers' config class adds defaults, and the weights of its layers
-        are counted on the meta device.
-
-        Args:
-            dtype: of weights and KV: fp8, int8, bfloat16, float16 or float32.
-        Raises:
-            ModelError: a size is missing or not a positive integer.
+        are counted on the meta device. Raises `ModelError` if a size is missing or not a positive integer.
         """
         values, text_config = read_sizes(config), None
         if values.get("model_type") not in (None, *PLAIN_MODEL_TYPES):
@@ -101,10 +96,8 @@ class ModelShape:
         return round(self._weights_of_layers(self.num_active_experts))
 
     def num_read_weights(self, num_rows: int) -> int:
-        """Expected weights of the layers that a step of num_rows tokens reads; not all experts are chosen.
-
-        Tokens are assumed to choose experts uniformly and independently.
-        """
+        """Expected weights of the layers that a step of num_rows tokens reads, if tokens choose experts uniformly and
+        independently."""
         share_missed = (1 - self.num_active_experts / self.num_experts) ** num_rows
         return round(self._weights_of_layers(self.num_experts * (1 - share_missed)))
 

@@ -31,8 +31,6 @@ def load_other(
 
     Args:
         model, adapter, keeps_base, shard: as for `engine.Engine.load`.
-        config: has the number format.
-        device: where the weights go.
         how: `make_engine` of `Model.load`.
     Raises:
         ConfigError: the device does not support the number format, or the checkpoint is not quantized.

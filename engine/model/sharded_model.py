@@ -42,8 +42,6 @@ class ShardedModel(Model):
         Args:
             model: checkpoint folder, GGUF file or hub id.
             dtype: of weights, KV and computation.
-            device: where the weights go.
-            shard: this rank.
         Raises:
             ConfigError: a size of the model is not divisible by the number of ranks.
             ModelError: not readable, or not a plain model.
@@ -63,12 +61,8 @@ class ShardedModel(Model):
 
 
 class RowShardedLinear(Linear):
-    """A linear layer of which this rank has a range of input channels; results are summed over the ranks.
-
-    Args:
-        whole: the layer that it replaces, on the meta device; only rank 0 adds its bias.
-        shard: this rank.
-    """
+    """A linear layer of which this rank has a range of input channels; results are summed over the ranks. It replaces
+    `whole`, on the meta device; only rank 0 adds its bias."""
 
     def __init__(self, whole: torch.nn.Linear, shard: Shard) -> None:
         has_bias = whole.bias is not None and shard.rank == 0
@@ -84,12 +78,9 @@ class RowShardedLinear(Linear):
 
 
 def check_ranks(config: EngineConfig, folder: Path) -> None:
-    """Refuses a checkpoint that cannot be divided among the ranks, or too few GPUs, before processes are started.
-
-    Raises:
-        ConfigError: a size of the model is not divisible by the number of ranks, or there are too few GPUs.
-        ModelError: not a plain model.
-    """
+    """Refuses a checkpoint that cannot be divided among the ranks, before processes are started: `ConfigError` if a
+    size of the model is not divisible by their number, or there are too few GPUs; `ModelError` if it is not a plain
+    model."""
     check_gpus(config)
     check_shares(folder, config.tensor_parallel_size)
 

@@ -47,17 +47,13 @@ def attend(
     """transformers' attention interface: causal attention over the step's KV.
 
     Args:
-        module: the layer's attention.
         query: ``[1, num_q_heads, T, head_dim]``.
         key, value: ``[1, num_kv_heads, T, head_dim]``.
         attention_step: the step's work and KV cache.
         attention_mask: must be None: the `AttentionBatch` says what a row sees.
-        scaling: `scale` of `AttentionBackend.attend`; None: 1 / sqrt(head_dim).
-        sliding_window: `window` of `AttentionBackend.attend`; None: no window.
-        softcap: as in `AttentionBackend.attend`; None: no cap.
-        s_aux: `sinks` of `AttentionBackend.attend`.
+        scaling, sliding_window, softcap, s_aux: `scale`, `window`, `softcap` and `sinks` of `AttentionBackend.attend`;
+            None: 1 / sqrt(head_dim), no window, no cap, no sinks.
         is_causal: None: the module's attribute.
-        keywords: any others that the model passes.
     Raises:
         ModelError: the model needs something that is not supported.
     """

@@ -24,13 +24,8 @@ _STATE_KEYS = ("mamba_d_state", "ssm_cfg", "state_size", "linear_num_value_heads
 
 
 def refuse_known(config: Any) -> None:
-    """Refuses architectures whose attention or state the engine does not support.
-
-    Args:
-        config: of the text model.
-    Raises:
-        ModelError: names the architecture and the reason.
-    """
+    """Raises `ModelError`, with the reason, for architectures whose attention or state the engine does not support. The
+    config is the text model's."""
     layer_types = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
     reason = None
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
@@ -56,17 +51,14 @@ def refuse_known(config: Any) -> None:
 def load_stock(
     source: Path | PreTrainedModel, *, dtype: torch.dtype, device: torch.device, make_engine: "MakeEngine"
 ) -> tuple[PreTrainedModel, bool]:
-    """A model of transformers on a device; its architecture, unless it is plain, is proven before.
+    """A model of transformers on a device, and whether it has an output layer; its architecture, unless it is plain, is
+    proven before.
 
     Args:
         source: the checkpoint's folder, or a loaded model, which is moved.
-        dtype: of the weights.
-        device: where they go.
         make_engine: see `Model.load`.
     Raises:
         ModelError: see `prove` and `load_weights`.
-    Returns:
-        the model, and whether it has an output layer.
     """
     from engine.model.proof.probe import prove  # it imports this module
 
@@ -97,22 +89,15 @@ def adapt(model: Model, language_model: PreTrainedModel) -> None:
 
 
 def use_grouped_experts(language_model: PreTrainedModel) -> None:
-    """Makes transformers' layers compute each product of all experts as one grouped product.
-
-    Other implementations loop over experts, and wait for the device to learn which ones were chosen. Does nothing for
-    models without experts.
-    """
+    """Makes transformers' layers compute each product of all experts as one grouped product, if there are experts.
+    Other implementations loop over experts, and wait for the device to learn which ones were chosen."""
     if any(hasattr(module, "is_concatenated") for module in language_model.modules()):
         language_model.set_experts_implementation("grouped_mm")
 
 
 def find_logit_rule(config: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The function that a family applies to its logits; None: none.
-
-    Args:
-        config: of the text model. Granite divides by `logits_scaling`, Cohere multiplies by `logit_scale`, Gemma caps
-            at `final_logit_softcapping`.
-    """
+    """The function that a family applies to its logits; None: none. By the text model's config, Granite divides by
+    `logits_scaling`, Cohere multiplies by `logit_scale`, Gemma caps at `final_logit_softcapping`."""
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     cap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
     if scale == 1.0 and not cap:
@@ -129,12 +114,8 @@ def longest_sequence(config: Any) -> int:
     """The longest sequence, in tokens, whose rotary angles do not depend on the rest of the batch.
 
     Rotary embeddings of type longrope change all angles of a batch once one of its sequences is longer than the
-    original context. Sequences are therefore limited to that; those of other types to max_position_embeddings.
-
-    Args:
-        config: of the text model.
-    Raises:
-        ModelError: config.json has no max_position_embeddings.
+    original context. Sequences are therefore limited to that; those of other types to max_position_embeddings. Raises
+    `ModelError` if the text model's config lacks it.
     """
     longest = getattr(config, "max_position_embeddings", None)
     if not isinstance(longest, int):

@@ -6,15 +6,12 @@ from engine.planning.prefix_tree import IndexArray
 
 
 def rank_cheapest_first(group_costs: IndexArray, group_priorities: IndexArray, num_rows: IndexArray) -> IndexArray:
-    """Priorities for `place_groups` that put groups with the least cost per row first among those of one priority.
-
-    Costs per row within a fifth of each other count as equal, so that groups stay next to groups that they share with.
+    """Priorities for `place_groups` that put groups with the least cost per row first among those of one priority:
+    int64 ``[num_groups]``, from 0; a higher number comes first. Costs per row within a fifth of each other count as
+    equal, so that groups stay next to groups that they share with.
 
     Args:
-        group_costs, group_priorities: int64 ``[num_groups]``.
-        num_rows: int64 ``[num_groups]``, of each group.
-    Returns:
-        int64 ``[num_groups]``, from 0; a higher number comes first.
+        group_costs, group_priorities, num_rows: int64 ``[num_groups]``.
     """
     classes = np.floor(4 * np.log2(np.maximum(group_costs, 1) / num_rows)).astype(np.int64)
     pairs = np.stack([group_priorities, -classes], axis=1)

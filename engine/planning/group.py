@@ -7,12 +7,8 @@ from engine.planning.prefix_tree import TokenArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommonPrefix:
-    """Leading tokens that several groups have in common. These groups hold the same object.
-
-    Attributes:
-        num_tokens: counted from the prompt's first token; more than the parent's.
-        parent: a shorter common prefix, of more groups; None where there is none.
-    """
+    """Leading tokens that several groups have in common, counted from the prompt's first one; these groups hold the
+    same object. The parent is a shorter common prefix, of more groups; None where there is none."""
 
     num_tokens: int
     parent: "CommonPrefix | None"

@@ -138,13 +138,9 @@ def whole_blocks(lens: npt.NDArray[np.integer[Any]], block_size: int | None) -> 
 
 
 def common_lens_of(common_lens: npt.NDArray[np.integer[Any]], groups: IndexArray) -> IndexArray:
-    """Leading tokens that each of `groups` has in common with the one before: the least of the lengths between; int64.
-
-    Args:
-        common_lens: ``[num_groups]``, leading tokens that each group of a plan has in common with the group before.
-        groups: int64, indices of some of these groups. The first gets 0, and so does one whose index is below the one
-            before.
-    """
+    """Leading tokens that each of `groups`, int64 indices, has in common with the one before: the least of the lengths
+    between; int64. The first gets 0, and so does one whose index is below the one before. `common_lens`,
+    ``[num_groups]``, has the tokens that each group of a plan has in common with the group before."""
     before, after = groups[:-1], groups[1:]
     bounds = np.stack([before + 1, after + 1], axis=1).ravel()
     least = np.minimum.reduceat(np.append(common_lens, 0), bounds)[::2] if len(bounds) else bounds

@@ -93,8 +93,7 @@ def dispatch_order(partitions: npt.NDArray[np.int32], costs: IndexArray, group_p
     expensive first (LPT).
 
     Args:
-        partitions, group_priorities: of each group.
-        costs: of each partition.
+        partitions, group_priorities: of each group; the costs are of each partition.
     """
     highest = np.full(len(costs), np.iinfo(np.int64).min)
     np.maximum.at(highest, partitions, group_priorities)

@@ -98,14 +98,13 @@ def plan_ranges(
     block_size: int | None = None,
     range_tokens: int = RANGE_TOKENS,
 ) -> Iterator[tuple[Plan, SharingStats]]:
-    """Plans sorted prompts range by range; one range where all fit. Group ids of each range count from 0.
+    """Plans sorted prompts range by range; one range where all fit. Group ids of each range count from 0. Yields the
+    plan of each range and its token counts; num_best_tokens omits those that the range before has counted.
 
     Args:
         rows: in the byte order of the token ids (`PrefixTree`), of equal prompts by row id.
         method, block_size: see `plan_prompts`.
         range_tokens: most tokens in a range, with `ROW_TOKENS` for each row; a longer prompt is a range of its own.
-    Returns:
-        the plan of each range and its token counts; num_best_tokens omits those that the range before has counted.
     """
     before: tuple[Plan, TokenArray] | None = None
     for part in _cut_ranges(rows, range_tokens):
@@ -154,12 +153,11 @@ def count_size(row: Row) -> int:
 
 
 def choose_prefixes(tree: PrefixTree, method: PlanMethod, block_size: int | None = None) -> IndexArray:
-    """The node whose tokens each leaf uses as its prefix, or 0 for none: int64 ``[num_leaves]``.
+    """The node whose tokens each leaf uses as its prefix, or 0 for none: int64 ``[num_leaves]``. Raises `ConfigError`
+    if the method is unknown.
 
     Args:
         block_size: tokens in a KV block, for "exact"; None: groups share no blocks, and prefixes have any length.
-    Raises:
-        ConfigError: the method is unknown.
     """
     if method not in get_args(PlanMethod):
         raise ConfigError(f"method must be one of {', '.join(map(repr, get_args(PlanMethod)))}, got {method!r}")

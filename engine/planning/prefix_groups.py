@@ -20,14 +20,14 @@ def plan_prefix_groups(
 ) -> list[PrefixGroup]:
     """Groups prompts by the prefix they share, so that each prefix and each identical prompt is computed once.
 
+    Groups come in prefix tree order, the same for any order of ``sequences`` up to request_indices. Every request is in
+    exactly one group. A prompt for which no prefix pays off is a group of its own with an empty prefix.
+
     Args:
         sequences: token ids; prefixes and suffixes are views of those that are int32 arrays.
         method: "exact" or "paper"; see `engine.planning.planner.PlanMethod`.
-        block_size: tokens in the KV blocks that groups share (`EngineConfig.shared_block_size`); None: groups share no
-            blocks.
-    Returns:
-        groups in prefix tree order, the same for any order of ``sequences`` up to request_indices. Every request is in
-        exactly one group. A prompt for which no prefix pays off is a group of its own with an empty prefix.
+        block_size: tokens in the KV blocks that groups share (`EngineConfig.shared_block_size`); None: groups share
+            none.
     Raises:
         RequestError: a sequence is empty or holds something else than int32 integers; the message names its index.
         ConfigError: the method is unknown.

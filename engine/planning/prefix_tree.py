@@ -82,10 +82,8 @@ def common_prefix_len(left: TokenArray, right: TokenArray) -> int:
 
 
 def build_prefix_tree(prompts: Sequence[TokenArray]) -> PrefixTree:
-    """The compact prefix tree over ``prompts``: int32 arrays ``[num_tokens]``, contiguous, none empty. Not mutated.
-
-    Memory: one copy of the tokens while they are sorted.
-    """
+    """The compact prefix tree over ``prompts``: int32 arrays ``[num_tokens]``, contiguous, none empty. Not mutated;
+    their tokens are copied once while they are sorted."""
     rows = sort_rows(prompts)
     lens = np.fromiter((len(prompts[row]) for row in rows), dtype=np.int64, count=len(rows))
     neighbours = ((prompts[row], prompts[next_row]) for row, next_row in pairwise(rows))
@@ -115,10 +113,7 @@ def sort_rows(prompts: Sequence[TokenArray]) -> list[int]:
 
 def nodes_from_common_lens(common_lens: IndexArray) -> TreeNodes:
     """One pass over the leaves, left to right, with the path from the root to the current leaf on a stack.
-
-    Args:
-        common_lens: int64 ``[L]``, tokens that leaf i shares with leaf i + 1; 0 for the last leaf.
-    """
+    `common_lens`, int64 ``[L]``, has the tokens that leaf i shares with leaf i + 1; 0 for the last leaf."""
     depths, parents, leaf_starts, leaf_ends = [0], [-1], [0], [len(common_lens)]
     leaf_nodes: list[int] = []
     path = [0]

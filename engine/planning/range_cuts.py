@@ -18,8 +18,7 @@ def find_cut(rows: Sequence[Row], following: Row, num_tokens: int) -> int:
     common prefix; of equally short ones the last.
 
     Args:
-        rows: pending, in order.
-        following: the row after them.
+        rows, following: pending, in order, and the row after them.
         num_tokens: size of the rows, see `count_size`.
     """
     right, end, shortest = following, len(rows), len(following[-1]) + 1

@@ -19,12 +19,8 @@ Vector = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PooledRows:
-    """Rows of one step, each the last row of a prompt.
-
-    Args:
-        rows: (sequence, row) of each.
-        poolers: by mode; makes a vector of a row.
-    """
+    """Rows of one step, each the last row of a prompt, as (sequence, row); the poolers by mode make a vector of a
+    row."""
 
     rows: Sequences[tuple[Sequence, int]]
     poolers: Mapping[Mode, Pooler]
@@ -52,12 +48,8 @@ class PooledRows:
 
 
 def pooled_answer(request: Request, vector: Vector) -> dict[str, Any]:
-    """The fields of a `Completion` that hold the answer from a pooled vector.
-
-    Args:
-        request: embed or classify.
-        vector: ``[n]`` of a `Pooler`: an embedding, or log-probabilities of classes.
-    """
+    """The fields of a `Completion` that hold the answer to an embed or classify request, from the vector ``[n]`` of a
+    `Pooler`."""
     if request.mode == "embed":
         wanted = vector[: request.dimensions].astype(np.float32)
         return {"embedding": wanted / max(float(np.linalg.norm(wanted)), 1e-12) if request.normalize else wanted}

@@ -14,34 +14,23 @@ from engine.request import Mode, Request
 
 
 class Pooler(Protocol):
-    """Makes one vector for each text.
-
-    Attributes:
-        num_values: of a vector.
-    """
+    """Makes one vector of `num_values` for each text."""
 
     num_values: int
 
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Pools the tokens of each text.
+        """Pools the tokens of each text to ``[n, k]``: float32 embeddings, not cut and not normalised; or float64
+        log-probabilities.
 
         Args:
             hidden: ``[T, hidden]``, last hidden states.
             lengths: int64 ``[n]``, tokens of each text; they add up to T.
-        Returns:
-            float32 ``[n, k]`` embeddings, not cut and not normalised; or float64 ``[n, k]`` log-probabilities.
         """
 
 
 class EmbeddingPooler:
-    """Embeddings in float32 by the checkpoint's sentence-transformers files; not cut, not normalised.
-
-    Args:
-        files: poolings and layers.
-        device: of the hidden states.
-    Raises:
-        ModelError: the weights of a layer cannot be read.
-    """
+    """Embeddings in float32 by the poolings and layers of the checkpoint's sentence-transformers files; not cut, not
+    normalised. Raises `ModelError` if the weights of a layer cannot be read."""
 
     def __init__(self, files: SentenceFiles, device: torch.device) -> None:
         self._poolings, self.num_values = files.poolings, files.num_dimensions
@@ -70,14 +59,8 @@ class LastToken:
 
 
 class CausalClassPooler:
-    """Classes of a causal model's `ForSequenceClassification`: a linear layer on the last token.
-
-    Args:
-        folder: the checkpoint's.
-        device: of the hidden states.
-    Raises:
-        ModelError: the checkpoint holds no such layer.
-    """
+    """Classes of a causal model's `ForSequenceClassification`: a linear layer on the last token. Raises `ModelError` if
+    the checkpoint's folder holds no such layer."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._is_exclusive = ClassLabels.read(folder).is_exclusive
@@ -113,8 +96,6 @@ def causal_pooler(folder: Path | None, mode: Mode, device: torch.device, hidden_
     Args:
         folder: the checkpoint's; None where there is none: then the last hidden state is the embedding.
         mode: "embed" or "classify".
-        device: of the hidden states.
-        hidden_size: number of values of a hidden state.
     Raises:
         ModelError: the checkpoint's pooling reads other tokens than the last, or it has no layer for classes.
     """
@@ -133,8 +114,7 @@ def pool(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Ten
     """One float32 vector for each text, ``[n, hidden]``.
 
     Args:
-        hidden: ``[T, hidden]``.
-        lengths: int64 ``[n]``, each at least 1.
+        hidden, lengths: ``[T, hidden]``; and int64 ``[n]``, each at least 1.
         pooling: of `engine.pooling.sentence_files.POOLINGS`.
     """
     if pooling in ("cls", "lasttoken"):
@@ -154,14 +134,10 @@ def pool(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Ten
 
 
 def read_tensors(file: Path, device: torch.device, only: str | None = None) -> dict[str, torch.Tensor]:
-    """Tensors of a safetensors file in float32.
+    """Tensors of a safetensors file in float32; `ModelError` if it cannot be read.
 
     Args:
-        file: its path.
-        device: where they go.
         only: name of the one tensor to read; by default all are.
-    Raises:
-        ModelError: the file cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 

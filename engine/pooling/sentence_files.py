@@ -31,13 +31,8 @@ _ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid", "SiLU")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseFiles:
-    """A linear layer after the pooling.
-
-    Attributes:
-        weights: safetensors file with linear.weight ``[out, in]`` and optionally linear.bias.
-        activation: class name in torch.nn.
-        num_outputs: length of its output.
-    """
+    """A linear layer after the pooling: a safetensors file with linear.weight ``[out, in]`` and optionally linear.bias,
+    an activation's class name in torch.nn, and the length of its output."""
 
     weights: Path
     activation: str
@@ -72,16 +67,9 @@ class SentenceFiles:
 
 
 def read_sentence_files(folder: Path) -> SentenceFiles:
-    """How a checkpoint makes embeddings.
-
-    Without modules.json the defaults of sentence-transformers apply: the mean of an encoder's tokens, the last token of
-    a causal model, not normalised.
-
-    Args:
-        folder: the checkpoint's.
-    Raises:
-        ModelError: a file cannot be read, or names a module or a setting that is not computed here.
-    """
+    """How a checkpoint makes embeddings; `ModelError` if a file cannot be read, or names a module or a setting that is
+    not computed here. Without modules.json the defaults of sentence-transformers apply: the mean of an encoder's
+    tokens, the last token of a causal model, not normalised."""
     config = read_json(folder / "config.json")
     modules = _list_modules(folder)
     kinds = [kind for kind, _ in modules]

@@ -78,7 +78,6 @@ class Admission:
 
     Args:
         pool: KV blocks. With an `LruBlockPool`, requests begin with the blocks that are found in it.
-        reserve: number of tokens that a request needs memory for.
         swap: may hold KV of preempted requests; None where nothing is swapped.
     """
 
@@ -101,10 +100,8 @@ class Admission:
         return num_missing <= self.pool.num_free
 
     def admit(self, sequence: Sequence) -> None:
-        """Allocates a request's blocks. KV that was swapped out or is found in the cache is reused.
-
-        Prefix tokens that no other request has been charged with are charged to this one.
-        """
+        """Allocates a request's blocks. KV that was swapped out or is found in the cache is reused. Prefix tokens that
+        no other request has been charged with are charged to this one."""
         swap = self._swap if self._swap is not None and self._swap.holds(sequence) else None
         if self.cache is not None and swap is None:
             self.cache.reuse(sequence)

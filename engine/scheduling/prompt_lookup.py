@@ -53,11 +53,8 @@ class PromptLookup:
         self._num_right = [_PRIOR_TRIES * matched / (matched + 2) for matched in range(MOST_MATCHED + 1)]
 
     def add_guesses(self, step: Step) -> None:
-        """Appends guesses to decode chunks, the likeliest first, into the room and the KV blocks that are left.
-
-        Args:
-            step: with all its other work.
-        """
+        """Appends guesses to the decode chunks of a step with all its other work, the likeliest first, into the room
+        and the KV blocks that are left."""
         if not step.decodes or not step.room:
             return
         num_tokens = sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())
@@ -117,13 +114,8 @@ def _mean_kv_tokens(step: Step) -> float:
 
 def find_continuation(token_ids: npt.NDArray[np.int32], most: int) -> tuple[int, npt.NDArray[np.int32]]:
     """The tokens after the latest earlier occurrence of the longest ending that has one, repeated up to `most` tokens.
-
-    Args:
-        token_ids: int32 ``[n]``.
-        most: tokens to return.
-    Returns:
-        the length of that ending, at most `MOST_MATCHED`, and the tokens; 0 and none where the last token occurs once.
-    """
+    Returns the length of that ending, at most `MOST_MATCHED`, and the tokens; 0 and none where the last token occurs
+    once."""
     ends = np.flatnonzero(token_ids[:-1] == token_ids[-1])
     matched, start = 0, 0
     while len(ends) and matched < MOST_MATCHED:

@@ -66,9 +66,8 @@ class Scheduler:
     def schedule(self, *, may_preempt: bool = True) -> Step:
         """The next step, with KV memory for all that it computes. Empty when every request is answered.
 
-        Args:
-            may_preempt: False while an earlier step is not committed, whose KV is still being written. The step is then
-                empty where a request would have to be preempted, or where all work depends on that commit.
+        `may_preempt` is False while an earlier step is not committed, whose KV is still being written. The step is then
+        empty where a request would have to be preempted, or where all work depends on that commit.
         """
         step = self.new_step()
         if self.num_unfinished:
@@ -126,14 +125,9 @@ class Scheduler:
                     step.scored.append(sequence)
 
     def commit(self, step: Step, tokens: StepTokens) -> list[Answered]:
-        """Appends a step's tokens to their answers, and frees the memory of the answers that end.
-
-        Args:
-            step: steps are committed in the order in which they were scheduled.
-            tokens: of the step's sampled rows.
-        Returns:
-            the sequences that are answered now, then those that were killed when the step was scheduled.
-        """
+        """Appends a step's tokens to their answers, and frees the memory of the answers that end. Steps are committed
+        in the order in which they were scheduled. Returns the sequences that are answered now, then those that were
+        killed when the step was scheduled."""
         if not step.is_advanced:
             self.advance(step)
         answered = []
@@ -195,11 +189,9 @@ class Scheduler:
                 self.add_decodes(step, may_preempt=may_preempt)
 
     def add_decodes(self, step: Step, *, may_preempt: bool) -> None:
-        """Adds decode tokens, of the request admitted first to the last: a request that is preempted for an earlier
-        one is not in the step yet.
-
-        Without `may_preempt`, a request that lacks memory waits, and the step is marked as blocked.
-        """
+        """Adds decode tokens, of the request admitted first to the last: a request that is preempted for an earlier one
+        is not in the step yet. Without `may_preempt`, a request that lacks memory waits, and the step is marked as
+        blocked."""
         block_size, decoding = self.config.block_size, self.queues.decoding
         for sequence in sorted(decoding, key=attrgetter("admission")):
             if step.room == 0:

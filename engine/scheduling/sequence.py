@@ -110,11 +110,8 @@ class Sequence:
         return next((index for index in range(first, len(labels)) if len(labels[index]) > 1), -1)
 
     def set_token(self, place: int, token_id: int) -> bool:
-        """Sets own token `place`, which is the next one or one that was appended as unknown.
-
-        Returns:
-            whether it was guessed right; otherwise the guesses after it are dropped.
-        """
+        """Sets own token `place`, which is the next one or one that was appended as unknown. Returns whether it was
+        guessed right; otherwise the guesses after it are dropped."""
         assert place <= self.length, "a token is set before the tokens that it follows"
         is_right = self.num_guesses > 0 and bool(self.own_token_ids[place] == token_id)
         self.num_guesses = self.num_guesses - 1 if is_right else 0

@@ -80,10 +80,8 @@ class Step:
             self.room -= num_tokens
 
     def finalize(self, pool: BlockPool) -> None:
-        """Fixes the order of rows, and records the KV blocks in use.
-
-        Rows come in this order: prefixes, each after those above it; sequences that share nothing; then group by group.
-        """
+        """Fixes the order of rows, and records the KV blocks in use. Rows come in this order: prefixes, each after
+        those above it; sequences that share nothing; then group by group."""
         members: dict[PrefixNode | None, list[tuple[Sequence, int]]] = {None: []}
         for work in (*self.decodes, *self.suffixes):
             node = work[0].node

@@ -26,11 +26,8 @@ class StepTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answered:
-    """A sequence that is answered, or ended with an error because its memory was taken.
-
-    Attributes:
-        has_late_row: the step in flight still computes a row of the sequence, whose result is dropped.
-    """
+    """A sequence that is answered, or ended with an error because its memory was taken. With a late row, the step in
+    flight still computes a row of the sequence, whose result is dropped."""
 
     sequence: Sequence
     reason: FinishReason

@@ -41,9 +41,7 @@ def build_token_batch(chunks: Chunks, groups: Sequence[ChunkGroup], block_size: 
     """Lays chunks out as rows, in order.
 
     Args:
-        chunks: of all groups, group by group.
-        groups: each has at least one chunk.
-        block_size: tokens in a KV block.
+        chunks, groups: of all groups, group by group; each group has at least one chunk.
     """
     lengths = np.fromiter(map(len, chunks.token_ids), dtype=np.int64)
     earlier = np.array(chunks.num_earlier)

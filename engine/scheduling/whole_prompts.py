@@ -21,7 +21,6 @@ def add_packed(step: "Step", prompts: Sequences[Sequence | PrefixNode], packing:
 
     Args:
         prompts: those that could be computed now, in the order of their admission.
-        packing: the policy.
         pad_block_id: KV block that padding is written to.
     """
     lengths = [
@@ -43,12 +42,10 @@ def add_packed(step: "Step", prompts: Sequences[Sequence | PrefixNode], packing:
 
 
 def pad_chunks(step: "Step", chunks: Chunks, groups: Sequences[ChunkGroup]) -> tuple[Chunks, list[ChunkGroup]]:
-    """Adds a chunk of padding after each chunk that is shorter than the step's padded length.
-
-    No row attends to padding. Its KV goes into free slots of the prompt's last block, then into the pad block.
+    """Adds a chunk of padding after each chunk that is shorter than the step's padded length. No row attends to
+    padding. Its KV goes into free slots of the prompt's last block, then into the step's pad block.
 
     Args:
-        step: gives the padded length and the pad block.
         chunks, groups: of the step's prompts.
     """
     padded, counts = Chunks(), [0] * len(groups)

@@ -120,8 +120,7 @@ def written_blocks(sequence: Sequence, windows: tuple[int, ...], block_size: int
     """The blocks with the part of a sequence's computed KV that later rows see, table by table.
 
     Args:
-        windows: of each table, the positions that a row sees; 0: all.
-        block_size: tokens in a block.
+        windows: of each block table, the positions that a row sees; 0: all.
     """
     end = cdiv(sequence.num_computed, block_size)
     return np.concatenate(

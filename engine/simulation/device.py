@@ -103,12 +103,8 @@ _SLOWER_FORMS = frozenset({"pcie", "nvl"})
 
 
 def match_device(product: str, memory_bytes: int) -> Device | None:
-    """The table's entry for a product; None where there is none with its rates.
-
-    Args:
-        product: its name as the driver reports it.
-        memory_bytes: of the device; a product with other memory, such as an A100 of 40 GB, has other rates.
-    """
+    """The table's entry for a product by the driver's name; None where there is none with its rates. A product with
+    other memory, such as an A100 of 40 GB, has other rates."""
     words = set(re.findall(r"[a-z0-9]+", product.lower()))
     if words & _SLOWER_FORMS:
         return None
@@ -147,11 +143,8 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Seconds of one step for computation, for memory traffic, and for the host's launches.
-
-    Attributes:
-        overlaps_host: whether host and device work at the same time; else one after the other.
-    """
+    """Seconds of one step for computation, for memory traffic, and for the host's launches. Without `overlaps_host`,
+    host and device work one after the other."""
 
     compute_s: float
     memory_s: float

@@ -20,8 +20,7 @@ def probe_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
     """The table's entry for this GPU, if there is one; else the device measured for a model's sizes.
 
     Args:
-        shape: gives the sizes of the measured products.
-        dtype: name of the number format, as in torch.
+        shape, dtype: the sizes of the measured products, and the name of their number format, as in torch.
     """
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -39,8 +38,7 @@ def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Devic
     a CPU is the memory that is free now within the cgroup's limit.
 
     Args:
-        shape: gives the sizes of the measured products.
-        dtype: name of the number format, as in torch.
+        shape, dtype: as for `probe_device`.
     """
     is_cpu = device.type == "cpu"
     kind = find_dtype("fp8", device) if dtype == "fp8" else getattr(torch, dtype)
@@ -65,13 +63,8 @@ def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Devic
 def _measure_flops(
     device: torch.device, num_threads: int, hidden_size: int, intermediate_size: int, dtype: torch.dtype
 ) -> float:
-    """The rate of a feed-forward layer's first product, rows times weights as they are stored.
-
-    Args:
-        num_threads: with which torch computes; a rate measured with fewer threads is not used again.
-        hidden_size, intermediate_size: columns and rows of the weights.
-        dtype: of rows and weights.
-    """
+    """The rate of a feed-forward layer's first product: rows times weights ``[intermediate_size, hidden_size]`` as they
+    are stored. A rate measured with fewer threads is not used again."""
     rows = torch.ones(_NUM_ROWS, hidden_size, device=device).to(dtype)
     weights = torch.ones(intermediate_size, hidden_size, device=device).to(dtype)
     num_flops = 2 * _NUM_ROWS * hidden_size * intermediate_size

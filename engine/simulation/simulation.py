@@ -49,11 +49,8 @@ class SimulatedStep:
 
     @property
     def resource(self) -> Resource:
-        """The resource that limits this step.
-
-        A step that is not bound by compute takes hardly longer with more tokens, so where requests were held back, it
-        is limited by KV capacity.
-        """
+        """The resource that limits this step. A step that is not bound by compute takes hardly longer with more tokens,
+        so where requests were held back, it is limited by KV capacity."""
         cost = self.cost
         longest = max(cost.compute_s, cost.memory_s, cost.host_s)
         if cost.compute_s == longest:
@@ -121,21 +118,18 @@ class _NoMemory:
 
 
 def find_oversized(requests: Sequences[Request], block_size: int, num_kv_blocks: int) -> set[int]:
-    """Indices of requests that the block pool cannot hold even alone; the engine answers them with an error.
+    """Indices of requests that a pool of num_kv_blocks, blocks of all layers, cannot hold even alone; the engine
+    answers them with an error.
 
     Args:
         block_size: tokens in a KV block.
-        num_kv_blocks: size of the pool, in blocks of all layers.
     """
     return {index for index, request in enumerate(requests) if most_blocks(request, block_size) > num_kv_blocks}
 
 
 def measure_work(step: Step, window_shares: Iterable[tuple[int, float]] = ((0, 1),)) -> StepWork:
-    """Counts the rows of a step and the tokens that they attend to. Called before the step is committed.
-
-    Args:
-        window_shares: number of positions that a row sees, 0 for all, and the share of the layers with this window.
-    """
+    """Counts the rows of a step and the tokens that they attend to, before the step is committed. `window_shares` has
+    numbers of positions that a row sees, 0 for all, each with the share of the layers with this window."""
     num_rows = num_output_rows = 0
     num_pairs = num_read = 0.0
     spans: list[tuple[int, int, int]] = []  # rows, own tokens before them, tokens of the prefix before those

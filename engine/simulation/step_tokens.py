@@ -39,10 +39,7 @@ def fill_in(
     """As `resolve_step_tokens`, for this machine's GPU after the weights are loaded.
 
     Args:
-        config: of the user.
-        settings: of the model's config.json.
-        device: the GPU.
-        dtype: of the weights.
+        settings, dtype: of the model's config.json, and of the weights.
         shard: the rank of a sharded model; all ranks agree on one number of tokens.
     """
     import torch
@@ -63,12 +60,10 @@ def fill_in(
 def resolve_step_tokens(
     config: EngineConfig, device: Device | None, shape: ModelShape | None, free_bytes: int
 ) -> EngineConfig:
-    """The settings with a number in place of "auto", for an engine on a GPU.
+    """The settings with a number in place of "auto", for an engine on a GPU; a number stays as it is.
 
     Args:
-        config: of the user; a number stays as it is.
-        device: its rates; None where they are not known.
-        shape: of the model; None where its sizes are not known.
+        device, shape: its rates and the model's sizes; None where they are not known.
         free_bytes: free memory of the GPU after the weights are loaded.
     """
     if config.max_num_batched_tokens != "auto":

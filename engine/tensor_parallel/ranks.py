@@ -28,10 +28,8 @@ LAST_MESSAGE_SECONDS = 3.0
 
 
 class RankFailure(RuntimeError):
-    """A rank has failed or is gone.
-
-    Not a `BatchloomError`: the step's rows may be the cause, so they are retried as after any failure of the model.
-    """
+    """A rank has failed or is gone. Not a `BatchloomError`: the step's rows may be the cause, so they are retried as
+    after any failure of the model."""
 
 
 class RankMemoryFailure(RankFailure, MemoryError):
@@ -42,14 +40,8 @@ class Ranks(Shard):
     """Rank 0 and its connections to the other ranks, which are processes that end when their connection is closed."""
 
     def __init__(self, model: str, config: EngineConfig) -> None:
-        """Starts the other ranks, and waits until all are ready.
-
-        Args:
-            model: checkpoint that each rank reads its share of.
-            config: of the engine; rank r computes on the r-th GPU from its device on.
-        Raises:
-            RankFailure: a rank ended before it was ready.
-        """
+        """Starts the other ranks, and waits until all are ready: rank r computes on the r-th GPU from the config's
+        device on. Raises `RankFailure` if one ended before it was ready."""
         device = resolve_device(config.device)
         use_device(device)
         super().__init__(0, config.tensor_parallel_size, device)
@@ -162,8 +154,6 @@ def lead(load: Callable[..., Made], model: str, config: EngineConfig) -> Made:
 
     Args:
         load: loads the engine of a rank; called with `shard`.
-        model: checkpoint.
-        config: of the engine.
     Raises:
         ConfigError, ModelError: see `check_ranks`.
         RankFailure: a rank ended before it was ready.

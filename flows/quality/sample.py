@@ -28,17 +28,11 @@ def answer_samples(night: Night, workloads: Sequence[Workload], num_rows: int, k
 
 
 def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -> RunSummary | None:
-    """Answer a sample of a workload's rows; show the answers and a forecast for all rows.
-
-    The plan of all rows stays in the cache for the night.
+    """Answer a sample of a workload's rows; show the answers and a forecast for all rows. The plan of all rows stays in
+    the cache for the night. Returns the summary of the run; None if nothing was written.
 
     Args:
-        night: the source of rows and the engines.
-        workload: what to answer.
-        num_rows: size of the sample.
         keep: whether the answers are written to the tables, and so count as done.
-    Returns:
-        the summary of the run; None if nothing was written.
     """
     source = night.source
     (workload,) = settle(source, [workload], is_kept=keep)

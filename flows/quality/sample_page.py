@@ -20,8 +20,6 @@ def render_sample(
     """The answers and the forecast as tables.
 
     Args:
-        workload: its name.
-        rows: the sample.
         num_all: number of rows that the sample was chosen from.
         forecast: for all rows; None if there is none.
         columns: width; 0 is the terminal's.

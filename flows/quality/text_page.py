@@ -16,11 +16,7 @@ ARTIFACT_COLUMNS = 140
 
 
 class TextPage:
-    """A page without colours that `console` prints to.
-
-    Args:
-        columns: width; 0 is the terminal's.
-    """
+    """A page without colours that `console` prints to, of so many columns; 0 is the terminal's width."""
 
     def __init__(self, columns: int = 0) -> None:
         self._file = io.StringIO()
@@ -38,7 +34,6 @@ def make_table(title: str, texts: Iterable[str], numbers: Iterable[str] = (), *,
 
     Args:
         title: empty for none.
-        texts, numbers: names of the columns.
         show_lines: between rows.
     """
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_lines=show_lines)
@@ -54,8 +49,6 @@ def publish_page(kind: str, workload: str, text: str, description: str) -> None:
 
     Args:
         kind: of page, such as "forecast".
-        workload: its name.
-        text: of the page.
         description: one line.
     """
     create_markdown_artifact(markdown=f"```\n{text}\n```", key=artifact_key(kind, workload), description=description)

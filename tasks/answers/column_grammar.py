@@ -65,11 +65,8 @@ def parse_type(text: str) -> Any:
 
 
 def value_grammar(type_: Any, bounds: Bounds) -> str:
-    """An expression in llguidance's Lark syntax for the values of a type, without null.
-
-    Raises:
-        ValueError: the type is not supported.
-    """
+    """An expression in llguidance's Lark syntax for the values of a type, without null; `ValueError` if it is not
+    supported."""
     kind = type_.id
     if str(type_) == "VARCHAR":
         return f"(%json {bounds.string_schema})"

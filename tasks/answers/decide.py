@@ -29,11 +29,8 @@ _EXPECTED = "must be BOOLEAN, ENUM('a', 'b', ...) or SCORE(1, 5)"
 
 
 def find_labels(type_: str) -> tuple[Literal["boolean", "enum", "score"], tuple[str, ...]]:
-    """The kind of a question's type, and the labels that the model chooses from.
-
-    Raises:
-        ValueError: the type is not supported; the message follows the key ``type``.
-    """
+    """The kind of a question's type, and the labels that the model chooses from; `ValueError`, whose message follows
+    the key ``type``, if the type is not supported."""
     if match := _SCORE.fullmatch(type_.strip()):
         low, high = int(match[1]), int(match[2])
         refuse_if(not low < high < low + MOST_LABELS, f"must have from 2 to {MOST_LABELS} scores, got {type_!r}")
@@ -90,12 +87,8 @@ class Question:
         return {name: "DOUBLE"}
 
     def read(self, name: str, logprobs: Sequence[float]) -> dict[str, Any]:
-        """The values of its `columns`.
-
-        Args:
-            name: of the question.
-            logprobs: natural logarithms of the labels' probabilities, normalised over the labels.
-        """
+        """The values of its `columns`, from natural logarithms of the labels' probabilities, normalised over the
+        labels."""
         kind, labels = find_labels(self.type)
         probabilities = [math.exp(logprob) for logprob in logprobs]
         if kind == "score":
@@ -117,12 +110,8 @@ ARROW_TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Decisions(AnswerKind):
-    """Answers to questions. Each question is one request, whose prompt is the row's text followed by a suffix.
-
-    Attributes:
-        questions: name to question; the name is a column of the output table.
-        question_template: the suffix, with ``{question}`` and ``{options}``.
-    """
+    """Answers to questions. Each question is one request, whose prompt is the row's text followed by a suffix, made of
+    ``{question}`` and ``{options}``. The questions' names are columns of the output table."""
 
     mode: ClassVar[str] = "decide"
     has_labels: ClassVar[bool] = True

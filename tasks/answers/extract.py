@@ -65,11 +65,8 @@ Columns = dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class ExtractOutput(Output):
-    """The table ``[output]`` of extracted columns.
-
-    Attributes:
-        answer_column: the JSON column, if the answer has a schema; else empty.
-    """
+    """The table ``[output]`` of extracted columns; `answer_column` is the JSON column if the answer has a schema, else
+    empty."""
 
     answer_column: Name = ""
 

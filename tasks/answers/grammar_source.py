@@ -15,13 +15,8 @@ from tasks.answers.toml_value import refuse_if
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """The text of a grammar. It takes the place of `engine.Grammar` in a request until the model is known.
-
-    Attributes:
-        syntax: of the text: a regular expression, a JSON schema, or a context-free grammar.
-        text: see `engine.grammar.Grammar`.
-        opening: see `engine.grammar.Grammar`; empty without a tokenizer, so forecasts count its tokens as decoded.
-    """
+    """The text of a grammar. It takes the place of `engine.Grammar` in a request until the model is known. `opening` is
+    empty without a tokenizer, so forecasts count its tokens as decoded."""
 
     opening: ClassVar[tuple[int, ...]] = ()
 

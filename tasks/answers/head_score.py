@@ -77,12 +77,9 @@ class HeadScore(ScoreKind, PooledKind):
 
 
 def find_pair_separator(checkpoint: Path) -> str:
-    """The control tokens that a checkpoint's tokenizer puts between the two texts of a pair.
-
-    Raises:
-        ModelError: there is no tokenizer.json, no separator, or the pair is encoded in another way than one text with
-            the separator in it.
-    """
+    """The control tokens that a checkpoint's tokenizer puts between the two texts of a pair. Raises `ModelError` if
+    there is no tokenizer.json, no separator, or the pair is encoded in another way than one text with the separator in
+    it."""
     path = checkpoint / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_file(str(path))

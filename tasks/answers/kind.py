@@ -128,39 +128,22 @@ class AnswerKind:
         return template
 
     def bind(self, template: str, checkpoint: Path) -> tuple[Self, str]:
-        """The kind and the prompt's template with the settings that the checkpoint decides; idempotent.
-
-        Args:
-            template: of the workload's prompt.
-            checkpoint: the model's folder.
-        Raises:
-            ModelError, WorkloadError: the checkpoint cannot give such answers, or not with these settings.
-        """
+        """The kind and the prompt's template with the settings that the checkpoint decides; idempotent. Raises
+        `ModelError` or `WorkloadError` if the checkpoint cannot give such answers, or not with these settings."""
         return self, template
 
     def check(self, key: Sequence[str]) -> None:
         """Raise `ValueError` if the kind's settings do not fit each other or the workload's key columns."""
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
-        """Parameters of `engine.Request`, the same for all rows, for each request that a row makes.
-
-        Args:
-            encode_labels: may be called if `has_labels` is true.
-            expected_output_tokens: see `AnswerLength.expected_output_tokens`.
-        Raises:
-            ModelError, WorkloadError: the model does not support such requests.
-        """
+        """Parameters of `engine.Request`, the same for all rows, for each request that a row makes. `encode_labels` may
+        be called if `has_labels` is true. Raises `ModelError` or `WorkloadError` if the model does not support such
+        requests."""
         raise NotImplementedError
 
     def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
-        """The values of `part_fields` for one answer of the engine; missing ones are null.
-
-        A value for ``error`` makes the row an error row with this reason.
-
-        Args:
-            completion: without an error.
-            decode: turns token ids into text.
-        """
+        """The values of `part_fields` for one answer of the engine without an error; missing ones are null. A value for
+        ``error`` makes the row an error row with this reason."""
         raise NotImplementedError
 
 

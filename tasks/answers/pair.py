@@ -12,15 +12,9 @@ from tasks.answers.toml_value import Output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedAnswers(SingleRequest):
-    """A row makes the requests of the first kind, then those of the second; row ids count requests.
-
-    No workload file can name this kind, and its answers are not written to a table.
-
-    Attributes:
-        kinds: of the two workloads.
-        settings: `RequestForm.settings` of both.
-        output: of the second workload, whose earlier answers give the expected length.
-    """
+    """A row makes the requests of the first kind, then those of the second; row ids count requests. No workload file
+    can name this kind, and its answers are not written to a table. `settings` are `RequestForm.settings` of both; the
+    second workload's earlier answers, in its output, give the expected length."""
 
     mode: ClassVar[str] = "compare"
 

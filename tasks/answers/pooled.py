@@ -9,11 +9,7 @@ TooLong = Literal["truncate", "error"]
 
 
 class PooledKind(SingleRequest):
-    """An embedding, or the classes of a classification head; encoders support no other kinds.
-
-    Attributes:
-        too_long: see `TooLong`.
-    """
+    """An embedding, or the classes of a classification head; encoders support no other kinds."""
 
     __slots__ = ()
 

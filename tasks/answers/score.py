@@ -16,11 +16,8 @@ NO_DECODING = {"max_new_tokens": 64, "temperature": 0.0, "top_k": 0, "top_p": 1.
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class ScoreOutput(Output):
-    """The table ``[output]`` of scores.
-
-    Attributes:
-        rank_within: the key column by which rows are grouped and ranked by score; empty for no rank.
-    """
+    """The table ``[output]`` of scores. `rank_within` is the key column by which rows are grouped and ranked by score;
+    empty for no rank."""
 
     rank_within: str = ""
 

@@ -19,12 +19,8 @@ from tasks.answers.toml_value import CONFIG, Name, Output, Texts, must, refuse_i
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Decoding:
-    """How an answer is generated. Names and ranges are those of `engine.Request`.
-
-    Attributes:
-        pattern: regular expression that the whole answer matches; empty for none.
-        schema: JSON schema of the answer (the workload's file gives the name of a file); empty for none.
-    """
+    """How an answer is generated. Names and ranges are those of `engine.Request`. The whole answer matches the regular
+    expression `pattern`, or the JSON schema, for which the workload's file names a file; both are empty for none."""
 
     max_new_tokens: StrictInt = 64
     temperature: StrictFloat = 0.0
@@ -60,11 +56,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class TextOutput(Output):
-    """The table ``[output]`` of texts.
-
-    Attributes:
-        answer_column: column of the output table that holds the text.
-    """
+    """The table ``[output]`` of texts; `answer_column` is the column of the output table that holds the text."""
 
     answer_column: Annotated[
         Name,

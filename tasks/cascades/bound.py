@@ -40,10 +40,9 @@ def choose_threshold(
     single test: fixed sequence testing, as in Learn then Test (Angelopoulos et al. 2021).
 
     Args:
-        sample: for each row, the first model's probability and whether both models agree; drawn at random.
-        num_rows: rows from which the sample was drawn.
-        target_agreement: share, 0 to 1.
-        confidence: with which the target is met, 0 to 1.
+        sample: for each row, the first model's probability and whether both models agree; drawn at random from
+            num_rows.
+        target_agreement, confidence: share, and with which probability it is met, 0 to 1.
     """
     num_outside = num_rows - len(sample)
     num_allowed = math.floor((1 - target_agreement) * num_outside + 1e-9)
@@ -59,13 +58,10 @@ def choose_threshold(
 
 
 def find_most_disagreements(num_rows: int, num_sampled: int, num_allowed: int, error: float) -> int | None:
-    """The most disagreements in a sample with which the test rejects more than `num_allowed` among all rows.
-
-    None if even a sample without disagreements is not enough.
+    """The most disagreements in a sample, drawn without replacement from num_rows, with which the test rejects more
+    than `num_allowed` among all rows. None if even a sample without disagreements is not enough.
 
     Args:
-        num_rows: rows from which the sample is drawn, without replacement.
-        num_sampled: rows of the sample.
         num_allowed: disagreements among all rows, those of the sample included.
         error: probability with which the rejection may be wrong.
     """

@@ -62,11 +62,8 @@ class Cascade:
 
 
 def find_probability_columns(workload: Workload) -> Sequence[str]:
-    """Columns with the probabilities of answers; see ``cascade/macro_confidence_of``.
-
-    Raises:
-        ConfigError: the workload's answers have no probabilities.
-    """
+    """Columns with the probabilities of answers; see ``cascade/macro_confidence_of``. Raises `ConfigError` if there are
+    none."""
     kind = workload.kind
     if "label_logprobs" in kind.columns:
         return ["label_logprobs"]

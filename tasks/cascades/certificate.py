@@ -56,13 +56,10 @@ def certify(
     model_digests: tuple[str, str],
     attach: Mapping[str, str],
 ) -> Certificate:
-    """Choose a cascade's threshold by the rows that both models have answered, and keep the certificate.
-
-    The same answers give the same certificate, which is kept once.
+    """Choose a cascade's threshold by the rows that both models have answered, and keep the certificate, under the
+    workload's name. The same answers give the same certificate, which is kept once.
 
     Args:
-        database: with the answers.
-        workload: its name becomes the certificate's.
         cascade: with a target.
         model_digests: of the first model, and of the model that answers unsure rows.
         attach: what the workload's query may read beside the database.

@@ -58,7 +58,6 @@ def take_answers(connection: duckdb.DuckDBPyConnection, workload: Workload, mode
     """Create a temporary view of all answers of a model, with the columns of the workload's table.
 
     Args:
-        model_digest: of the model.
         view: name of the view; with ``_runs`` appended, of a table that the view needs.
     """
     runs, parameters = f"{view}_runs", {"model_digest": model_digest}

@@ -23,12 +23,8 @@ SIDES = ("first", "second")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A metric of both workloads' answers on gold rows.
-
-    Attributes:
-        first_value, second_value: means over the rows.
-        difference: second minus first; low and high are its 95% interval, from paired rows.
-    """
+    """A metric of both workloads' answers on gold rows: its means over the rows, and second minus first with a 95%
+    interval from paired rows."""
 
     column_name: str
     metric: str
@@ -88,8 +84,7 @@ def compare_with_gold(
 
     Args:
         gold: table or view; see `tasks.evaluation.evaluation.evaluate_answers`.
-        workloads: the first and the second.
-        rows: the answers of both.
+        workloads: the first and the second; `rows` has the answers of both.
     Raises:
         DatabaseError: gold cannot be used for one of the workloads, or none of its rows is in the sample.
     """
@@ -115,10 +110,8 @@ def compare_with_gold(
 
 
 def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[PairedRow]) -> list[Metric]:
-    """The agreement of both workloads' answers, with intervals, for each column that both have.
-
-    Rows count if both workloads have answered them.
-    """
+    """The agreement of both workloads' answers, with intervals, for each column that both have. Rows count if both
+    workloads have answered them."""
     answered = [row for row in rows if row.errors == (None, None)]
     first, second = (workload.kind.columns for workload in workloads)
     types = {name: second[name] for name in second if first.get(name) == second[name]} if answered else {}

@@ -27,14 +27,8 @@ from tasks.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedRow:
-    """The answers of both workloads to a row.
-
-    Attributes:
-        key: column to value.
-        answers: of the first and the second workload: output column to value; empty without an answer.
-        errors: of the first and the second workload: why there is no answer; None if there is one.
-        num_output_tokens: of the first and the second workload.
-    """
+    """A row: its key, and of the first and the second workload the answer (output column to value; empty without one),
+    why there is none (None if there is one), and the number of output tokens."""
 
     key: Mapping[str, str]
     answers: tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -82,17 +76,14 @@ def pair_prompts(
     checkpoint: Path,
     max_model_len: int,
 ) -> dict[str, ArtifactRef]:
-    """Write the prompts of both workloads as one batch, with the row ids of `PairedAnswers`.
+    """Write the prompts of both workloads as one batch, with the row ids of `PairedAnswers`. Returns the tokens
+    artifacts of "first", "second" and "both".
 
     Args:
-        workloads: the first and the second.
-        requests: of all rows of the first.
+        requests: of all rows of the first workload.
         chosen: requests of the second's rows that are compared, numbered from 0.
         folder: for the files.
-        checkpoint: the model's folder.
         max_model_len: tokens of the longest prompt plus answer.
-    Returns:
-        the tokens artifacts of "first", "second" and "both".
     Raises:
         ModelError: the tokenizer cannot be used for a workload.
         ArtifactError: the requests are not what their references say, or the folder cannot be written.
@@ -125,11 +116,8 @@ def read_pairs(
     """Each chosen row with both answers, in order.
 
     Args:
-        workload: with the key columns.
-        kind: of the batch.
+        kind, tokens, parts: of the batch: its kind of answer, the errors of its prompts, and all its answers.
         chosen: requests of the rows.
-        tokens: of the batch, with the errors of prompts.
-        parts: with all answers.
     """
     keys = pq.read_table(chosen.path, columns=list(workload.key)).to_pylist()
     sides = [(_Side(), _Side()) for _ in keys]

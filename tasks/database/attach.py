@@ -24,14 +24,8 @@ TAKEN_NAMES = frozenset(("main", "temp", "system", "memory"))
 
 
 def parse_attachments(given: Mapping[str, str], base: Path) -> dict[str, str]:
-    """Name to absolute path.
-
-    Args:
-        given: name to a path of a file or folder.
-        base: the folder that relative paths start from.
-    Raises:
-        ConfigError: a name is not usable, or there is nothing at a path that can be attached; the message says which.
-    """
+    """Name to absolute path of a file or folder; relative paths start from `base`. Raises `ConfigError` if a name is
+    not usable, or there is nothing at a path that can be attached; the message says which."""
     found = {}
     for name, path in given.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or name.lower() in TAKEN_NAMES:
@@ -49,10 +43,8 @@ def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str])
     """Make each file and folder readable under its name.
 
     A DuckDB or SQLite file is attached, read-only. In a folder each table file becomes the view
-    ``name.<file without suffix>``, and SQL may read any file below the folder by path.
-
-    Raises:
-        DatabaseError: a file is no database, or DuckDB lacks the extension that reads it.
+    ``name.<file without suffix>``, and SQL may read any file below the folder by path. Raises `DatabaseError` if
+    a file is no database, or DuckDB lacks the extension that reads it.
     """
     connection.execute(statement("settings/forbid_install"))
     for name, path in attach.items():

@@ -17,10 +17,8 @@ MEMORY_LIMIT = "2GB"
 
 
 def quote_identifier(name: str) -> str:
-    """A table or column name quoted for SQL; no other place quotes identifiers.
-
-    Raises `DatabaseError` for an empty name or one with a NUL, which no identifier can hold.
-    """
+    """A table or column name quoted for SQL; no other place quotes identifiers. Raises `DatabaseError` for an empty
+    name or one with a NUL, which no identifier can hold."""
     if not name or "\0" in name:
         raise DatabaseError(f"not a name of a table or column: {name!r}")
     return '"' + name.replace('"', '""') + '"'

@@ -61,10 +61,7 @@ class DemoContents:
 
 def read_demo_contents() -> DemoContents:
     """Read questions.toml, rankings.toml and gold.toml, and the documents they name from this Python's reference.
-
-    Raises:
-        ConfigError: this Python's reference has fewer than `MIN_DOCUMENTS` of the topics.
-    """
+    Raises `ConfigError` if that has fewer than `MIN_DOCUMENTS` of the topics."""
     folder = Path(__file__).parents[2] / "demo"
     questions, rankings, gold = (
         tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
@@ -91,11 +88,8 @@ def read_demo_contents() -> DemoContents:
 
 
 def build_demo_database(path: Path, contents: DemoContents) -> None:
-    """Create the database at `path`, with the demo's inputs and empty output tables, completely or not at all.
-
-    Raises:
-        DatabaseError: it cannot be written.
-    """
+    """Create the database at `path`, with the demo's inputs and empty output tables, completely or not at all. Raises
+    `DatabaseError` if it cannot be written."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.unlink(missing_ok=True)
     try:
@@ -108,10 +102,8 @@ def build_demo_database(path: Path, contents: DemoContents) -> None:
 
 
 def add_gold_rows(connection: duckdb.DuckDBPyConnection, contents: DemoContents) -> None:
-    """Create or replace the tables with which answers of facts.toml and facets.toml are compared.
-
-    A document shows code where a paragraph of it is indented, as the reference writes literal blocks.
-    """
+    """Create or replace the tables with which answers of facts.toml and facets.toml are compared. A document shows code
+    where a paragraph of it is indented, as the reference writes literal blocks."""
     bodies = {name: contents.documents[name].body for name in contents.kinds}
     rows = [(name, kind, "\n\n " in f"\n\n{bodies[name]}") for name, kind in contents.kinds.items()]
     _insert_rows(connection, "demo/gold_facts", ("doc_ids", "kinds", "have_code"), rows)

@@ -26,8 +26,7 @@ def check_existing(
     Args:
         existing: tables and views of the database, by name.
         needed: those that batchloom makes in an empty database.
-        written: columns that the workload writes to its output table, with their types.
-        workload: whose output table may lack columns that are added to it.
+        written: columns that the workload writes to its output table, which may lack some, with their types.
         database: its name in messages.
     Raises:
         DatabaseError: see `tasks.database.schema.check_schema`.
@@ -52,7 +51,6 @@ def check_own_view(existing: Mapping[str, Relation], name: str, columns: Iterabl
         existing: tables and views of the database, by name.
         name: in any case.
         columns: which batchloom's view has, and a user's own view hardly has.
-        database: its name in the message.
     Raises:
         DatabaseError: it lacks one of these columns.
     """

@@ -36,10 +36,8 @@ def is_of_file(error: BaseException) -> bool:
 
 
 def _explain_reach(message: str) -> str:
-    """DuckDB's message about a file that SQL may not read, or about a missing extension, as one line.
-
-    For a file, the line ends with the setting that would allow it.
-    """
+    """DuckDB's message about a file that SQL may not read, or about a missing extension, as one line. For a file, the
+    line ends with the setting that would allow it."""
     if match := re.search(r"install the required extension '(\w+)|Extension \"(\w+)\" is an existing", message):
         return f"DuckDB's extension {match.group(1) or match.group(2)!r} is not loaded here; install it in DuckDB first"
     match = NO_ACCESS.search(message)

@@ -25,12 +25,8 @@ ADDED = {
 
 
 def list_added(workload: Workload | None, table: str) -> Mapping[str, str]:
-    """Columns, with their types, that a table of an earlier version or of an earlier workload file may lack.
-
-    Args:
-        workload: new questions in its file, and thoughts that it keeps now, are columns that its table may lack.
-        table: in lower case.
-    """
+    """Columns, with their types, that a table (in lower case) of an earlier version or of an earlier workload file may
+    lack: new questions in the workload's file, and thoughts that it keeps."""
     if workload is None or table != workload.output.table.lower():
         return ADDED.get(table, {})
     columns = workload.kind.columns
@@ -45,8 +41,7 @@ def add_columns(
     """Add to a table those columns of `list_added` that it lacks.
 
     Args:
-        table: in lower case.
-        lacking: names of columns, in lower case.
+        table, lacking: names of the table and of the columns, in lower case.
     """
     for column, type_ in list_added(workload, table).items():
         if column.lower() in lacking:

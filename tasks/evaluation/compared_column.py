@@ -27,8 +27,7 @@ class ComparedColumn:
     """A column of the answers and the column of gold with its expected values.
 
     Attributes:
-        name: the answers' column.
-        expected: the column of gold.
+        name, expected: the answers' column, and the column of gold.
         kind: of the values: "label" (one of a few names), "text", "number", "probability" of an event, "rank" within a
             group, or "value" (anything else that is equal or not).
         probability: the answers' column with the model's probabilities; empty for none.
@@ -47,13 +46,8 @@ class ComparedColumn:
 
 
 def list_gold_columns(connection: duckdb.DuckDBPyConnection, gold: str) -> dict[str, str]:
-    """The columns of a gold table or view, with their types.
-
-    Args:
-        gold: its name as in SQL, with a schema and quotes where they are needed.
-    Raises:
-        DatabaseError: there is no such table or view.
-    """
+    """The columns of a gold table or view, named as in SQL with a schema and quotes where they are needed, with their
+    types. Raises `DatabaseError` if there is no such table or view."""
     try:
         rows = connection.execute(statement("gold/gold_columns"), {"gold": gold})
     except duckdb.Error as error:
@@ -67,9 +61,7 @@ def match_columns(
     """The columns to compare, matched by name.
 
     Args:
-        workload: whose answers are evaluated.
-        gold: name of the table of gold rows, for messages.
-        gold_types: its columns with their types.
+        gold, gold_types: name of the table of gold rows, for messages, and its columns with their types.
         answer_types: columns and types of the workload's view of newest answers.
     Raises:
         DatabaseError: gold lacks a column of the key, has a column that is not answered, or has only the key.
@@ -104,11 +96,8 @@ def match_columns(
 
 
 def list_columns(workload: Workload, answer_types: Mapping[str, str]) -> list[ComparedColumn]:
-    """The answers' columns by which two runs are compared: all but probabilities and ranks.
-
-    Args:
-        answer_types: columns and types of the workload's view of newest answers.
-    """
+    """The answers' columns by which two runs are compared: all but probabilities and ranks. `answer_types` has columns
+    and types of the workload's view of newest answers."""
     key = [name.lower() for name in workload.key]
     skipped = {*key, *RESERVED_COLUMNS, *(("rank", "score") if workload.kind.score_labels else ())}
     return [

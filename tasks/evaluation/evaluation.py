@@ -158,11 +158,8 @@ class Comparison:
             check_own_view(existing, name, own, database)
 
     def take_answers(self, run_id: str | None, *, is_reference: bool = False) -> None:
-        """Create the temporary table of the answers of a run; None for the newest answer of each row.
-
-        Args:
-            is_reference: the answers are those that others are compared with; errors are left out.
-        """
+        """Create the temporary table of the answers of a run; None for the newest answer of each row. With
+        `is_reference` others are compared with them, and errors are left out."""
         target = "batchloom_expected_rows" if is_reference else "batchloom_answers"
         parameters = {"keys": list(self._workload.key), "run_id": run_id, "is_reference": is_reference}
         source = self._latest if run_id is None else self._table
@@ -175,11 +172,8 @@ class Comparison:
             )
 
     def read_gold(self, gold: str, copy: str | None = None) -> list[ComparedColumn]:
-        """The columns to compare; raises `DatabaseError` for gold that cannot be used.
-
-        Args:
-            copy: the table with the rows of gold; None where gold itself is in this database.
-        """
+        """The columns to compare; raises `DatabaseError` for gold that cannot be used. `copy` is the table with the
+        rows of gold; None where gold itself is in this database."""
         gold_types = list_gold_columns(self._connection, copy or gold)
         columns = match_columns(self._workload, gold, gold_types, self._answer_types)
         parameters = {"gold": copy or gold, "keys": list(self._workload.key)}
@@ -199,8 +193,7 @@ class Comparison:
         """Insert rows with each expected value and its answer.
 
         Args:
-            gold, copy: see `read_gold`.
-            k: ranks that count for nDCG.
+            gold, copy, k: see `read_gold` and `evaluate_answers`.
         """
         for column in self.read_gold(gold, copy):
             self._pair(column)

@@ -13,11 +13,9 @@ class Threshold:
     """A bound for a metric.
 
     Attributes:
-        metric: name of the metric.
         column_name: of the answers; empty for each column that has the metric.
         label: of the metric; empty for the column as a whole.
-        bound: the least or the largest allowed value.
-        is_least: whether the bound is the least value.
+        bound, is_least: the least allowed value, or the largest.
     """
 
     metric: str
@@ -28,11 +26,8 @@ class Threshold:
 
     @classmethod
     def parse(cls, text: str, *, is_least: bool) -> "Threshold":
-        """Parse ``[COLUMN.]METRIC[.LABEL]=VALUE``; a label needs its column.
-
-        Raises:
-            ConfigError: it is not of this form.
-        """
+        """Parse ``[COLUMN.]METRIC[.LABEL]=VALUE``; a label needs its column. Raises `ConfigError` for any other
+        form."""
         name, _, value = text.rpartition("=")
         parts = name.split(".", 2)
         try:

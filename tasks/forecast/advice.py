@@ -29,10 +29,8 @@ def try_settings(
 
     Args:
         simulate: takes a configuration, bytes of KV, a first partition, and how many partitions from it on are joined.
-        config: the present configuration.
-        kv_bytes: the present KV memory.
-        run: the simulation of all partitions with both.
-        partition_seconds: of each partition in it.
+        config, kv_bytes: the present configuration and KV memory.
+        run, partition_seconds: the simulation of all partitions with both, and of each.
     """
     num_partitions = len(partition_seconds)
     num_tried = min(WHAT_IF_PARTITIONS, num_partitions)
@@ -65,7 +63,7 @@ def advise(
 
     Args:
         policies: the last but one is the plan, the last one the plan in partitions; see `Forecast`.
-        orders: best first.
+        orders: of the template's fields, best first.
     """
     sentences = []
     current = next((order for order in orders if order.is_current), None)

@@ -72,12 +72,8 @@ def measure_shape(tree: PrefixTree, groups: Sequence[PrefixGroup]) -> SharingSha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingPolicy:
-    """A way to share prefixes.
-
-    Attributes:
-        num_processed_tokens: prompt tokens that it computes.
-        token_saving_ratio: Eq. 2 of BatchLLM, 0 to 1.
-    """
+    """A way to share prefixes: the prompt tokens that it computes, and the token saving ratio (Eq. 2 of BatchLLM, 0 to
+    1)."""
 
     name: str
     num_processed_tokens: int
@@ -86,13 +82,8 @@ class SharingPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldOrder:
-    """An order of the template's fields and the share of text it saves.
-
-    Attributes:
-        fields: names, first to last.
-        saving_ratio: share of bytes that are not computed again, 0 to 1 (Eq. 2 of BatchLLM, in bytes).
-        is_current: the template's own order.
-    """
+    """An order of the template's fields, `is_current` if it is the template's own, and the share of bytes that are then
+    not computed again, 0 to 1 (Eq. 2 of BatchLLM, in bytes)."""
 
     fields: tuple[str, ...]
     saving_ratio: float
@@ -101,13 +92,8 @@ class FieldOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """The simulation again with one setting changed.
-
-    Attributes:
-        option: command line option with its value.
-        time_ratio: predicted time with the option, divided by that without; below 1 is faster.
-        num_partitions: partitions on which both were simulated.
-    """
+    """The simulation again with one setting changed, a command line option with its value. `time_ratio` is the
+    predicted time with it, divided by that without, both on `num_partitions`: below 1 is faster."""
 
     option: str
     time_ratio: float
@@ -116,13 +102,8 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVMemory:
-    """KV memory of the simulated device.
-
-    Attributes:
-        budget_bytes: size of the block pool.
-        peak_bytes: the most that a step uses.
-        bytes_per_token: a layer's attention window, 0 for none, to the KV bytes of a token in all such layers.
-    """
+    """KV memory of the simulated device: the size of the block pool and the most that a step uses, in bytes.
+    `bytes_per_token` maps a layer's attention window, 0 for none, to the KV bytes of a token in all such layers."""
 
     budget_bytes: int
     peak_bytes: int

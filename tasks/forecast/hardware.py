@@ -24,12 +24,9 @@ _MEASURED = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The device for which a run is predicted, with the model on it.
-
-    Attributes:
-        dtype: of computation, KV and weights that are not quantized; the shape's value_bytes is its size.
-        most_kv_bytes: upper bound of a KV budget of "auto"; None for none.
-    """
+    """The device for which a run is predicted, with the model on it. `dtype` is that of computation, KV and weights
+    that are not quantized (the shape's value_bytes is its size); `most_kv_bytes` bounds a KV budget of "auto", None for
+    no bound."""
 
     device: Device
     dtype: str
@@ -37,11 +34,8 @@ class Hardware:
     most_kv_bytes: int | None
 
     def kv_bytes(self, config: EngineConfig) -> int:
-        """Memory for KV.
-
-        Raises:
-            CapacityError: the budget does not fit beside the weights, or is too small for one block.
-        """
+        """Memory for KV. Raises `CapacityError` if the budget does not fit beside the weights, or is too small for one
+        block."""
         memory_bytes, weight_bytes = self.device.memory_bytes, self.shape.weight_bytes
         kv_bytes = config.kv_memory_bytes
         if kv_bytes == "auto":
@@ -65,14 +59,12 @@ class Hardware:
         kv_bytes: int,
         num_answer_tokens: int,
     ) -> SimulationSummary:
-        """Simulate one engine on this device with these groups.
+        """Simulate one engine on this device with these groups; `ConfigError` if the device has no rate for the number
+        format.
 
         Args:
             groups: their members' request_indices point into `requests`.
-            kv_bytes: memory for KV.
-            num_answer_tokens: tokens of every answer.
-        Raises:
-            ConfigError: the device has no rate for the number format.
+            kv_bytes, num_answer_tokens: memory for KV, and tokens of every answer.
         """
         if self.device.name != "cpu":
             free_bytes = self.device.memory_bytes - self.shape.weight_bytes

@@ -11,14 +11,11 @@ from tasks.storage.artifact import runs_folder
 
 
 def forecast_kept(rows: Plan, config: EngineConfig, hardware: Hardware, database: str | Path) -> KeptPrefixes | None:
-    """Compare computing the shared prefixes of a plan with reading their KV from the database's disk.
-
-    None if the rows share nothing, the engine cannot keep KV, or the disk cannot be measured.
+    """Compare computing the shared prefixes of a plan with reading their KV from the database's disk. None if the rows
+    share nothing, the engine cannot keep KV, or the disk cannot be measured.
 
     Args:
-        rows: the plan.
-        config: the engine's.
-        hardware: its rates give the time to compute.
+        rows, hardware: the plan, and the device whose rates give the time to compute.
         database: KV is kept beside it.
     """
     if config.sharing in ("lru", "none") or config.disaggregation != "none" or hardware.shape.kept_windows:

@@ -24,8 +24,6 @@ def forecast_load(database: Path, checkpoint: Path, model_digest: str, engine: E
 
     Args:
         database: with earlier runs.
-        checkpoint: the model's folder.
-        model_digest: of the checkpoint.
         engine: names device and number format.
     Raises:
         DatabaseError: the database is locked.
@@ -39,9 +37,7 @@ def find_speed_ratio(database: Path, model_digest: str, engine: EngineConfig) ->
     """Real over simulated time of steps: the median of the newest runs that were predicted; 1 if there are none.
 
     Args:
-        database: with earlier runs.
-        model_digest: of the checkpoint.
-        engine: names device and number format.
+        database, model_digest, engine: as for `forecast_load`.
     Raises:
         DatabaseError: the database is locked.
     """

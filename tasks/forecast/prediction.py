@@ -94,9 +94,7 @@ def find_fitting(
     """The share that is done of each partition that begins before the deadline; a free engine takes the next partition.
 
     Args:
-        order: in which partitions are taken.
-        seconds: that each takes.
-        num_engines: engines that run in parallel.
+        order, seconds: in which partitions are taken, and how long each takes.
         seconds_left: until the deadline.
     """
     ends = [0.0] * num_engines
@@ -129,16 +127,14 @@ def predict_run(
 ) -> dict[str, float]:
     """Steps, tokens, memory and time of a run, before its model is loaded, from some of its partitions.
 
+    Returns quantities named as in `RunFacts.prediction`, num_simulated_partitions and speed_ratio; with a deadline also
+    num_fitting_partitions and num_fitting_rows, done by then, where rows of a partition that is cut count as well.
+
     Args:
-        job: of one workload, or of several that are planned together.
-        summary: of the plan.
+        job, summary: of one workload, or of several that are planned together, and of the plan.
         num_answer_tokens: expected tokens of an answer.
-        team: the engines.
         seconds_left: until the deadline, if there is one.
         speed_ratio: real over simulated time of a step.
-    Returns:
-        quantities named as in `RunFacts.prediction`, num_simulated_partitions and speed_ratio; with a deadline also
-        num_fitting_partitions and num_fitting_rows, done by then, where rows of a partition that is cut count as well.
     Raises:
         ArtifactError: the plan is not what its reference says.
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.

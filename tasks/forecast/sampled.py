@@ -68,14 +68,8 @@ class SampledForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredSample:
-    """A sample that was answered.
-
-    Attributes:
-        plan: of the sample's rows.
-        workload: what the rows asked.
-        mean_output_tokens: of the answers.
-        steps: the step records.
-    """
+    """A sample that was answered: the plan of its rows, what they asked, the mean output tokens of the answers, and the
+    step records."""
 
     plan: ArtifactRef
     workload: Workload
@@ -98,10 +92,8 @@ def forecast_whole(
     error of simulating many rows instead of few.
 
     Args:
-        plan: of all rows.
-        workload: what all rows ask.
+        plan, workload: of all rows, and what they ask.
         output_tokens: of each answer in the sample.
-        checkpoint: the model's folder.
         team: the engines of the night.
     Raises:
         ArtifactError: a plan is not what its reference says.
@@ -136,10 +128,10 @@ def forecast_whole(
 
 
 def mean_of(values: npt.NDArray[np.float64], num_all: int, most: int) -> Estimate:
-    """The mean of a population from a sample without replacement; no interval from fewer than two values.
+    """The mean of a population of num_all from a sample without replacement; no interval from fewer than two values,
+    and none from all.
 
     Args:
-        num_all: size of the population; if the sample is as large, the mean is exact.
         most: the largest possible value, at least 1.
     """
     if not len(values):

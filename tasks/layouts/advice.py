@@ -55,10 +55,8 @@ class LayoutAdvice:
 
 
 def advise_layouts(job: LayoutJob, workloads: Sequence[Workload]) -> LayoutAdvice:
-    """Count the prompt tokens of workloads that are answered together, in their own and in other layouts.
-
-    Raises what reading the rows and making their prompts raise.
-    """
+    """Count the prompt tokens of workloads that are answered together, in their own and in other layouts. Raises what
+    reading the rows and making their prompts raise."""
     with tempfile.TemporaryDirectory(prefix="batchloom-advise-") as name:
         folder = Path(name)
         sides = []

@@ -36,7 +36,6 @@ def list_ways(
     it saves `WORTH_SPLITTING` more.
 
     Args:
-        workloads: answered as one batch.
         choices: of each workload, the orders that all its rows may have; the first one is the present order.
         is_uniform: workloads whose rows must all have the same order.
     """
@@ -52,11 +51,8 @@ def find_orders(workloads: Sequence[PartTexts], choices: Sequence[Sequence[Order
     """One order for each workload, so that all together compute the fewest bytes; among equals, the fewest changes.
 
     Beyond `MOST_COMPARED`, workloads are improved one after the other, beginning with the best order of each alone or
-    with the order that most of its rows choose by themselves.
-
-    Args:
-        workloads: answered as one batch.
-        choices: the orders of each workload; the first one is the present order.
+    with the order that most of its rows choose by themselves. The first of each workload's `choices` is its present
+    order.
     """
 
     def cost(orders: Sequence[Order]) -> tuple[int, int, Sequence[Order]]:
@@ -108,7 +104,6 @@ def order_rows(workloads: Sequence[PartTexts], own: Sequence[RowOrders], is_fixe
     """An order for each row, chosen place by place; see the module. Rows that share nothing more keep their own order.
 
     Args:
-        workloads: answered as one batch.
         own: the present orders of the rows.
         is_fixed: workloads whose rows keep their orders.
     """

@@ -45,10 +45,7 @@ class PartTexts:
 
     def beginnings(self, orders: Order | RowOrders) -> Iterator[tuple[Hashes, Ints]]:
         """For each number of first parts, the distinct prompt beginnings: their hashes, and the bytes of the last part.
-
-        Args:
-            orders: of each row, or one for all.
-        """
+        The orders are of each row, or one for all."""
         chained = np.full(len(self.hashes), self.head, np.uint64)
         rows = np.arange(len(self.hashes))
         for part in orders if isinstance(orders, tuple) else orders.T:
@@ -57,11 +54,8 @@ class PartTexts:
             yield different, self.num_bytes[rows, part][first]
 
     def count_alone(self, orders: Sequence[Order]) -> list[int]:
-        """`count_bytes` of this workload alone, in each of the orders.
-
-        The bytes that a part adds depend on the set of parts before it, not on their order. So sets are counted: five
-        parts have 31 sets, but 120 orders.
-        """
+        """`count_bytes` of this workload alone, in each of the orders. The bytes that a part adds depend on the set of
+        parts before it, not on their order. So sets are counted: five parts have 31 sets, but 120 orders."""
         added: dict[Order, Ints] = {}
         for size in range(1, self.hashes.shape[1] + 1):
             for parts in combinations(range(self.hashes.shape[1]), size):
@@ -85,9 +79,7 @@ def read_part_texts(requests: ArtifactRef, workload: Workload, parts: Parts) -> 
     """The texts of a workload's rows, part by part, without rows that have an error.
 
     Args:
-        requests: of the workload.
-        workload: as in its file.
-        parts: of its template.
+        requests, workload, parts: of the workload as in its file, whose template has these parts.
     """
     fields, prompt = workload.prompt.fields, workload.prompt
     open_parquet(requests).close()

@@ -25,8 +25,7 @@ def order_fields(requests: ArtifactRef, row_ids: Ints, prompt: Prompt) -> list[F
     """Orders of a template's fields over some rows, best first; empty if it has one field, or more than `MOST_FIELDS`.
 
     Args:
-        requests: with the rows' texts.
-        row_ids: of the rows to count.
+        requests, row_ids: with the rows' texts, and the rows to count.
         prompt: with the template.
     """
     segments = [(literal, field) for literal, field in prompt.segments if field is not None]
@@ -57,10 +56,8 @@ def compare_field_orders(
     """The template's own order, and for each field the best order that begins with it; best first.
 
     Args:
-        names: of the fields, in the template's order.
-        texts: of the fields, each with the text in front of it.
-        num_head_bytes: of the text at the beginning of every prompt.
-        num_tail_bytes: of the text at the end of every prompt.
+        names, texts: of the fields, in the template's order, each with the text in front of it.
+        num_head_bytes, num_tail_bytes: of the text at the beginning and at the end of every prompt.
     """
     if not len(texts.hashes):
         return []

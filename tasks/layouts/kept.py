@@ -21,12 +21,8 @@ ROWS_TABLE = "workload_row_layouts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The kept layout of a workload.
-
-    Attributes:
-        order: of the parts, for all rows without an order of their own.
-        has_rows: whether some rows have orders of their own.
-    """
+    """The kept layout of a workload: the order of the parts for all rows without an order of their own, if any have
+    one."""
 
     order: Order
     has_rows: bool
@@ -63,8 +59,7 @@ def lay_out(workload: Workload, kept: Kept | None, chosen: pa.Table | None = Non
     """The workload in a layout.
 
     Args:
-        workload: as in its file.
-        kept: the layout; None: as written.
+        workload, kept: as in its file, and the layout; None: as written.
         chosen: rows with orders that are not kept yet, see `RowLayouts.chosen`.
     """
     if kept is None or (not kept.has_rows and chosen is None):

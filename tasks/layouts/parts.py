@@ -106,7 +106,6 @@ def arrange_workload(workload: Workload, order: Sequence[int], row_layouts: RowL
     """The workload with its template's parts in this order, and ``layout = "written"``: nights do not arrange it again.
 
     Args:
-        workload: as in its file.
         order: of its parts; empty for the written order.
         row_layouts: rows with other orders.
     """

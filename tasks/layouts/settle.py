@@ -24,14 +24,12 @@ def settle_layouts(job: LayoutJob, workloads: Sequence[Workload], *, is_kept: bo
     """The workloads in the layouts of this night; those with ``layout = "auto"`` get the kept layout or a new one.
 
     Only rows without an answer count; answered rows keep their order. A better layout replaces one that was chosen
-    before, or has answers, only if the plan computes fewer tokens with it by `WORTH_CHANGING`.
+    before, or has answers, only if the plan computes fewer tokens with it by `WORTH_CHANGING`. Raises what reading the
+    rows and making their prompts raise.
 
     Args:
-        job: the settings of the night.
         workloads: that are planned together.
         is_kept: False: nothing is written to the database.
-    Raises:
-        what reading the rows and making their prompts raise.
     """
     for workload in workloads:
         if workload.prompt.layout == "auto" and (why := split_prompt(workload).fixed_because):
@@ -56,11 +54,9 @@ def settle_layouts(job: LayoutJob, workloads: Sequence[Workload], *, is_kept: bo
 def _choose(
     job: LayoutJob, sides: Sequence[Side], folder: Path
 ) -> tuple[list[Workload], list[Choice], Mapping[str, int]]:
-    """The workloads in their layouts, the choices to keep, and the prompt tokens of a plan of all workloads.
-
-    Layouts are compared by their texts first. Only if another one looks better are the prompts made in both layouts and
-    their plans compared.
-    """
+    """The workloads in their layouts, the choices to keep, and the prompt tokens of a plan of all workloads. Layouts
+    are compared by their texts first. Only if another one looks better are the prompts made in both layouts and their
+    plans compared."""
     texts, own = [side.read_texts() for side in sides], [side.read_orders() for side in sides]
     laid_out = [lay_out(side.workload, side.kept) for side in sides]
     best, num_tokens, num_before = own, 0, 0

@@ -61,14 +61,12 @@ class LayoutJob:
         return read_requests(self.database, workload, self.model_digest, folder, full=self.full, attach=self.attach)
 
     def count_tokens(self, workloads: Sequence[Workload], folder: Path, method: PlanMethod | None = None) -> int:
-        """Prompt tokens that one plan of all rows computes. Prompts are made as in a night.
+        """Prompt tokens that one plan of all rows computes. Prompts are made as in a night; raises what that raises.
 
         Args:
             workloads: in their layouts.
             folder: made here, for temporary files.
             method: of the plan; None for the job's own.
-        Raises:
-            what reading the rows and making their prompts raise.
         """
         cache = self.cache or folder / "cache"
         prompts = []
@@ -123,8 +121,7 @@ class Side:
         """Read the kept layout and the rows.
 
         Args:
-            workload: as in its file.
-            folder: for the rows; made here.
+            workload, folder: as in its file; for the rows, made here.
         """
         kept = read_kept(job.database, workload)
         found = job.read(lay_out(workload, kept), folder)
@@ -154,10 +151,8 @@ class Side:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all rows must have the same order.
-
-        Labels are encoded once for all rows, after the text that ends every prompt, so there must be such a text.
-        """
+        """Whether all rows must have the same order. Labels are encoded once for all rows, after the text that ends
+        every prompt, so there must be such a text."""
         has_ending = self.workload.prompt.chat or bool(self.parts.tail.strip())
         return not self.can_move or (self.workload.kind.has_labels and not has_ending)
 

@@ -12,13 +12,7 @@ from tasks.storage.plan_file import PlanSummary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
-    """A partition of a step's plan.
-
-    Attributes:
-        step: name of the step.
-        priority: the highest priority of its rows.
-        seconds: forecast.
-    """
+    """A partition of a step's plan, with the highest priority of its rows and its forecast in seconds."""
 
     step: str
     priority: int
@@ -33,13 +27,8 @@ class Portion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allotment:
-    """A step's share of the night.
-
-    Attributes:
-        seconds: for its rows, and for loading its model if no row chosen earlier needs that model.
-        num_rows: rows that should be done.
-        num_left: rows that are left for the next night.
-    """
+    """A step's share of the night: the seconds for its rows, and for loading its model if no row chosen earlier needs
+    that model; the rows that should be done, and those left for the next night."""
 
     seconds: float = 0.0
     num_rows: int = 0
@@ -47,13 +36,7 @@ class Allotment:
 
 
 def list_portions(step: str, plan: ArtifactRef, summary: PlanSummary, seconds: float) -> list[Portion]:
-    """The partitions of a plan, with the plan's seconds divided by cost.
-
-    Args:
-        step: name of the plan's step.
-        summary: of the plan.
-        seconds: forecast for the whole plan.
-    """
+    """The partitions of the plan of a step, with its forecast seconds divided by cost. See `Portion`."""
     with open_parquet(plan) as file:
         rows = file.read(columns=["partition", "priority"])
     partitions = rows.column("partition").to_numpy()
@@ -77,12 +60,9 @@ def allot(
     there is no time for that. The last portion may get less time than it takes: then only a part of its rows is done.
 
     Args:
-        portions: of all steps whose rows are known.
-        models: step name to model.
-        load_seconds: of each model.
+        portions: of all steps whose rows are known; the result has an allotment for each such step, by name.
+        models, load_seconds: step name to model, and model to seconds.
         seconds_left: until the deadline.
-    Returns:
-        step name to allotment, for each step with portions.
     """
     given: dict[str, Allotment] = {}
     loaded: set[str] = set()
@@ -108,8 +88,7 @@ def begin_wave(steps: Collection[str], kept: dict[str, float], deadline: float) 
     """The Unix time at which a wave must end, so that later steps get the time that is reserved for them.
 
     Args:
-        steps: of the wave; they are removed from `kept`.
-        kept: reserved seconds of each step that has not begun.
+        steps: of the wave; they are removed from `kept`, the reserved seconds of each step that has not begun.
         deadline: of the night, Unix time.
     """
     for name in steps:

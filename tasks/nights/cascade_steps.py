@@ -13,14 +13,8 @@ from tasks.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeStep:
-    """The place of a step in its cascade.
-
-    Attributes:
-        workload: name of the step that answers every row.
-        role: which rows this step answers.
-        model: the model that answers every row, by its name in the night.
-        cascade: as in the night file.
-    """
+    """The place of a step in its cascade: the step that answers every row, which rows this step answers, and the model
+    that answers every row, by its name in the night."""
 
     workload: str
     role: Role
@@ -31,14 +25,12 @@ class CascadeStep:
 def add_cascades(
     steps: Sequence[Step], workloads: Mapping[str, Workload], cascades: Mapping[str, Cascade]
 ) -> tuple[tuple[Step, ...], dict[str, Workload], dict[str, CascadeStep]]:
-    """The graph with one more step after each workload with a cascade, or two if a sample chooses the threshold.
-
-    Steps that come after such a workload come after its last step.
+    """The graph with one more step after each workload with a cascade, or two if a sample chooses the threshold. Steps
+    that come after such a workload come after its last step.
 
     Args:
         steps: of the workloads, in the order of the file.
-        workloads: step name to workload.
-        cascades: step name to cascade.
+        workloads, cascades: by step name.
     Returns:
         all steps, their workloads by step name, and the cascade steps by step name.
     Raises:

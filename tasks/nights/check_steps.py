@@ -19,13 +19,11 @@ PLANNED = "batchloom_planned"
 def find_query_problems(
     database: Path, steps: tuple[Step, ...], workloads: Mapping[str, Workload], attach: Mapping[str, str]
 ) -> list[str]:
-    """Problems that keep the steps' queries from running, or their answers from being written; one line for each.
-
-    A step after a step with a problem is not checked. The database is not changed.
+    """Problems that keep the steps' queries from running, or their answers from being written; one line for each. A
+    step after a step with a problem is not checked. The database is not changed.
 
     Args:
-        steps: the graph.
-        workloads: step name to workload.
+        steps, workloads: the graph, and step name to workload.
         attach: what queries may read beside the database.
     Raises:
         DatabaseError: the database cannot be opened, or an attachment cannot be attached.

@@ -13,13 +13,8 @@ Outcome = Literal["done", "failed", "skipped", "left"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A workload of the night.
-
-    Attributes:
-        name: of the workload.
-        model: the model that answers it, by its name in the night.
-        after: names of the steps whose answers it reads.
-    """
+    """A workload of the night; `model` is the name in the night of the model that answers it, `after` has the names of
+    the steps whose answers it reads."""
 
     name: str
     model: str
@@ -88,14 +83,13 @@ def _run_model(steps: Sequence[Step], done: frozenset[str], model: str) -> tuple
 def run_waves(
     steps: Sequence[Step], answer: Callable[[Wave], Mapping[str, Outcome]], has_time: Callable[[], bool]
 ) -> dict[str, Outcome]:
-    """Run the waves of a night in order; steps that do not depend on a failed step are run.
+    """Run the waves of a night in order; steps that do not depend on a failed step are run. Returns step name to
+    outcome.
 
     Args:
         steps: a graph that `check_graph` accepts.
         answer: runs a wave and returns the outcome of each of its steps.
         has_time: whether another wave may begin.
-    Returns:
-        step name to outcome.
     """
     outcomes: dict[str, Outcome] = {}
     after = {step.name: step.after for step in steps}

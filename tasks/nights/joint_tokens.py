@@ -20,11 +20,8 @@ CODE = (__name__, "tasks.storage.row_numbers", "tasks.tokenize")
 
 @task(name="join_tokens", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def join_tokens(database: str, tokens: Sequence[ArtifactRef]) -> ArtifactRef:
-    """The prompts of all files in one file, numbered consecutively; kept in the database's cache.
-
-    Raises:
-        ArtifactError: a file is not what its reference says.
-    """
+    """The prompts of all files in one file, numbered consecutively; kept in the database's cache. Raises
+    `ArtifactError` if a file is not what its reference says."""
 
     def write(target: Path) -> ArtifactRef:
         return write_parquet(target, TOKENS_SCHEMA, renumber(tokens, TOKENS_SCHEMA))
@@ -34,14 +31,12 @@ def join_tokens(database: str, tokens: Sequence[ArtifactRef]) -> ArtifactRef:
 
 @task(name="count_shared", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def count_shared(joint: ArtifactRef, first_row_ids: Sequence[int], folder: str) -> list[list[int]]:
-    """Prompt tokens that each two workloads share: those that one prefix tree of both saves over two trees.
+    """Prompt tokens that each two workloads share: those that one prefix tree of both saves over two trees. A symmetric
+    matrix with zeros on its diagonal.
 
     Args:
-        joint: the prompts of all workloads.
-        first_row_ids: of each workload in `joint`.
+        joint, first_row_ids: the prompts of all workloads, and the first row of each.
         folder: for temporary files.
-    Returns:
-        a symmetric matrix with zeros on its diagonal.
     """
     num = len(first_row_ids)
     sets = [(number,) for number in range(num)] + list(combinations(range(num), 2))

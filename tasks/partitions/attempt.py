@@ -57,7 +57,6 @@ def infer_partition(
     answered again. A run that its deadline stops returns what it has. Raises what `answer_partition` raises.
 
     Args:
-        partition: its number in the plan.
         upload_file: called with each changed file that other processes need.
     """
     with job.stop.make_on_error():  # otherwise this worker would begin the next partition
@@ -78,8 +77,6 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
     the failing rows are found, which become error rows. If memory runs out, the model is loaded again with less memory.
 
     Args:
-        partition: its number in the plan.
-        work: receives answers and errors.
         attempts: counts the attempts at each piece, across processes; updated.
     Raises:
         StoppedError: the run was asked to stop.
@@ -106,12 +103,11 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
 
 
 def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[[], None]) -> Failure | None:
-    """Try the rows once. However the attempt ends, its answers and steps are in `work`.
+    """Try the rows once; returns why the attempt failed, None if every row has an answer. However it ends, its answers
+    and steps are in `work`.
 
     Args:
         on_begin: called when the model is loaded.
-    Returns:
-        why the attempt failed; None if every row has an answer.
     Raises:
         StoppedError: the run was asked to stop.
         BatchloomError, OSError: a failure that no row causes: of the model as a whole, a file, or the device.

@@ -15,12 +15,8 @@ from tasks.prompts.thinking import make_thinking
 
 
 def compile_constraints(form: RequestForm, model: LoadedModel) -> RequestForm:
-    """The form with each `GrammarSource` and `ThinkingBudget` compiled; compiled grammars are cached.
-
-    Raises:
-        GrammarError: see `engine.grammar.Grammar`.
-        ModelError, RequestError: see `make_thinking`.
-    """
+    """The form with each `GrammarSource` and `ThinkingBudget` compiled; compiled grammars are cached. Raises
+    `GrammarError`, see `engine.grammar.Grammar`, or as `make_thinking`."""
     return replace(form, settings=[{**each, **_compile_settings(each, model)} for each in form.settings])
 
 

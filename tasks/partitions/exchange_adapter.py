@@ -7,11 +7,8 @@ from tasks.partitions.out_of_memory import is_out_of_memory
 
 
 def exchange_adapter(engine: Engine | EncoderEngine, adapter: Adapter | None) -> bool:
-    """Give an engine another adapter; False if it must be loaded anew: it is an encoder, or memory ran out.
-
-    Raises:
-        ModelError: the adapter cannot be read, or belongs to another model.
-    """
+    """Give an engine another adapter; False if it must be loaded anew: it is an encoder, or memory ran out. Raises
+    `ModelError` if the adapter cannot be read, or belongs to another model."""
     try:
         if isinstance(engine, Engine):
             engine.use_adapter(adapter)

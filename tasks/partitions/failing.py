@@ -27,14 +27,7 @@ LOGGER = logging.getLogger("batchloom")
 
 
 class FailingRows:
-    """Retries and splits the rows of a partition after a failed attempt. See `answer_partition`.
-
-    Args:
-        partition: its number in the plan.
-        work: receives answers and errors.
-        attempts: counts the attempts at each piece.
-        rows: all rows of the partition.
-    """
+    """Retries and splits the rows of a partition after a failed attempt. See `answer_partition`."""
 
     def __init__(self, partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog, rows: Plan) -> None:
         self._where = f"{job.workload.name}, partition {partition}"
@@ -44,11 +37,8 @@ class FailingRows:
         self._num_failures = 0
 
     def answer(self, failure: Failure | None) -> None:
-        """Try the rows until each has an answer or an error in `work`. Raises what `answer_partition` raises.
-
-        Args:
-            failure: of the attempt at all rows that has just failed; None if its process died.
-        """
+        """Try the rows until each has an answer or an error in `work`, after a failed attempt at all of them, or None
+        if its process died. Raises what `answer_partition` raises."""
         todo = [self._whole]
         while todo:
             piece = todo.pop()
@@ -80,10 +70,9 @@ class FailingRows:
     def _find_next(
         self, piece: Piece, prompts: npt.NDArray[np.int64], num_earlier: int, failure: Failure
     ) -> Sequence[Piece]:
-        """The pieces to try after a failure, as a stack: the last one is tried first.
+        """The pieces to try after a failure of one, as a stack: the last one is tried first.
 
         Args:
-            piece: that failed.
             prompts: of the piece, those without an answer.
             num_earlier: attempts at the piece before this one.
         """
@@ -128,14 +117,9 @@ def judge_failure(error: Exception) -> Failure:
 
 
 def check_other_rows(job: InferJob) -> None:
-    """Try a sample of rows from all over the plan, one by one, and drop their answers.
-
-    It tells whether only the rows of a failing partition are bad, or all rows fail.
-
-    Raises:
-        FailureRateError: more rows of the sample fail than `FailurePolicy.max_error_rate` allows.
-        StoppedError, BatchloomError, OSError: as `try_rows`.
-    """
+    """Try a sample of rows from all over the plan, one by one, and drop their answers, to tell whether only the rows of
+    a failing partition are bad. Raises `FailureRateError` if more of them fail than `FailurePolicy.max_error_rate`
+    allows, and what `try_rows` raises."""
     sample = read_spread_rows(job.plan, job.failures.error_rate_rows)
     stop = job.stop
     reasons: Counter[str] = Counter()

@@ -43,11 +43,9 @@ def find_members(row_ids: npt.NDArray[np.int64], job: InferJob) -> npt.NDArray[n
 
 
 def ask_jointly(rows: Plan, job: InferJob, make_form: Callable[[Workload, int | None], RequestForm]) -> list[Request]:
-    """As `RequestForm.ask`, with the form of each row's workload.
+    """As `RequestForm.ask` for rows of a joint plan, with the form of each row's workload.
 
     Args:
-        rows: of the joint plan.
-        job: with members.
         make_form: the form of a workload's requests, given its expected output tokens.
     """
     requests = []
@@ -61,12 +59,8 @@ def ask_jointly(rows: Plan, job: InferJob, make_form: Callable[[Workload, int | 
 
 
 class JointWork(PartitionWork):
-    """As `PartitionWork`, but answers go to the runs of several workloads; each run gets all step records.
-
-    Args:
-        job: with members.
-        partition: its number in the joint plan.
-    """
+    """As `PartitionWork` for a partition of a joint plan: answers go to the runs of several workloads, and each run
+    gets all step records."""
 
     def __init__(self, job: InferJob, partition: int) -> None:
         self._job = job

@@ -51,10 +51,9 @@ STEPS_SCHEMA = pa.schema(
 def answer_batch(
     completions: Iterable[Completion], rows: Plan, workload: Workload, codec: TextCodec | None
 ) -> pa.RecordBatch:
-    """The completions as a batch of `part_schema`.
+    """The completions of some of `rows`, in any order, as a batch of `part_schema`.
 
     Args:
-        completions: of some of `rows`, in any order.
         rows: give each row's prefix group.
         codec: decodes token ids; may be None if all completions are errors.
     """

@@ -32,10 +32,7 @@ class AttemptLog:
     """Counts attempts in files in ``attempts/`` of the run folder: one file for each piece, one byte for each attempt.
 
     An attempt is noted before it begins, so it counts even if the process dies. The files are not fsynced: an attempt
-    that a power loss erases is only made once more.
-
-    Attributes:
-        upload_file: called with each changed file.
+    that a power loss erases is only made once more. `upload_file` is called with each changed file.
     """
 
     run_folder: str | Path
@@ -124,13 +121,11 @@ class PartitionWork:
         steps: Sequence[StepRecord],
         ended_at: datetime,
     ) -> None:
-        """Write completions and steps, if any; they are durable when this returns.
+        """Write completions and steps, if any; they are durable when this returns. Raises `ArtifactError` if the run
+        folder cannot be written.
 
         Args:
-            completions, rows, codec: see `answer_batch`.
-            steps, ended_at: see `step_batch`.
-        Raises:
-            ArtifactError: the run folder cannot be written.
+            completions, rows, codec, steps, ended_at: see `answer_batch` and `step_batch`.
         """
         answers = answer_batch(completions, rows, self._workload, codec)
         name = self._name(self._num_files)

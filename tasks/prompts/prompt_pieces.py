@@ -23,13 +23,8 @@ Placed = Sequence[tuple[str, Sequence[int]]]
 
 
 class PromptPieces:
-    """Cuts prompts near the start of each column's value: an instruction is one piece, and a document is another.
-
-    The first prompts are also encoded whole; if the tokens of one differ, no prompt is cut any more.
-
-    Args:
-        add_special_tokens: see `TextCodec.encode`.
-    """
+    """Cuts prompts near the start of each column's value: an instruction is one piece, and a document is another. The
+    first prompts are also encoded whole; if the tokens of one differ, no prompt is cut any more."""
 
     def __init__(self, codec: TextCodec, *, add_special_tokens: bool) -> None:
         self._codec = codec

@@ -66,13 +66,11 @@ class TextCodec:
 
     @classmethod
     def load(cls, folder: Path) -> "TextCodec":
-        """Load the tokenizer of a checkpoint folder, offline, without running any code of the checkpoint.
+        """Load the tokenizer of a checkpoint folder, offline, without running any code of the checkpoint. Raises
+        `ModelError` if there is none, it cannot be read, or it has no fast (Rust) form.
 
         The last tokenizer stays loaded until a file of its folder changes: inference follows tokenization, and another
         load would take a second and sixty megabytes.
-
-        Raises:
-            ModelError: there is none, it cannot be read, or it has no fast (Rust) form.
         """
         return cls._load_once(folder, _file_stamps(folder))
 
@@ -104,12 +102,9 @@ class TextCodec:
         return self._trusted_pattern.sub(lambda match: self._stand_ins[match.group()], text)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text, computed in parallel.
-
-        Args:
-            texts: their trusted parts went through `trust`, data did not.
-            add_special_tokens: add the tokens that the tokenizer puts around a plain text (beginning of sequence).
-        """
+        """Token ids of each text, computed in parallel. Trusted parts of the texts went through `trust`, data did not.
+        With `add_special_tokens` each text gets the tokens that the tokenizer puts around a plain one (beginning of
+        sequence)."""
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 

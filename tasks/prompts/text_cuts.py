@@ -43,11 +43,8 @@ class TextCuts:
     added: tuple[str, ...]
 
     def last(self, text: str, start: int, end: int) -> int:
-        """The position of the last exact cut of a text; at least 1, or -1 if there is none.
-
-        Args:
-            start, end: character positions to search between, both included.
-        """
+        """The position of the last exact cut of a text between two positions, both included; at least 1, or -1 if there
+        is none. See `find_cuts`."""
         end = min(end, len(text) - (2 if self.drops_space else 1))
         for position in range(end, max(start, 1) - 1, -1):
             if text[position - 1 : position + 1] in self.pairs and not (
@@ -62,12 +59,8 @@ class TextCuts:
 
 
 def find_cuts(spec: Mapping[str, Any], names: Mapping[str, str]) -> TextCuts | None:
-    """The exact cuts of a tokenizer; None if its pipeline is not known to have any.
-
-    Args:
-        spec: the tokenizer as JSON.
-        names: content of an added token in `spec` to its name in the texts.
-    """
+    """The exact cuts of a tokenizer, given as JSON; None if its pipeline is not known to have any. `names` maps the
+    content of an added token in it to its name in the texts."""
     added = [names.get(token["content"], token["content"]) for token in spec["added_tokens"]]
     # Both options make a match depend on the characters around the token.
     if any(token["single_word"] or token["rstrip"] for token in spec["added_tokens"]):

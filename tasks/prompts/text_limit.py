@@ -23,12 +23,10 @@ def limit_prompts(
     Args:
         encode: gives the token ids of prompts.
         kind: of the answers; its `too_long` decides between cutting and errors.
-        codec: of the checkpoint.
-        checkpoint: the model's folder.
         max_model_len: most tokens, by config.json or a setting.
     Returns:
         most tokens of a prompt, special ones included, and `encode` with longer prompts cut; `encode` itself if they
-        are errors.
+            are errors.
     Raises:
         ModelError: a file of the checkpoint cannot be read.
     """
@@ -49,12 +47,8 @@ def limit_prompts(
 
 
 def _cut(prompt: Tokens, limit: int, num_before: int, num_after: int, separator: npt.NDArray[np.int64]) -> Tokens:
-    """The prompt cut to `limit` tokens; the special tokens around it and between its texts stay.
-
-    Args:
-        num_before, num_after: special tokens at the prompt's ends.
-        separator: between the texts of a pair; empty if there is one text.
-    """
+    """The prompt cut to `limit` tokens; the special tokens at its ends, `num_before` and `num_after`, and the separator
+    between the texts of a pair (empty if there is one text) stay."""
     if len(prompt) <= limit:
         return prompt
     end = len(prompt) - num_after
@@ -72,7 +66,6 @@ def share_tokens(num_first: int, num_second: int, limit: int) -> tuple[int, int]
     """How many tokens of each text of a pair stay: the longer one is cut to the shorter one's length, then both.
 
     Args:
-        num_first, num_second: tokens of the texts.
         limit: most tokens of both together.
     """
     shorter = min(num_first, num_second)

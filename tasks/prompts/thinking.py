@@ -17,12 +17,8 @@ OFF = {"enable_thinking": False, "thinking": False}
 
 
 def check_thinking(workload: Workload, checkpoint: Path) -> None:
-    """Check that the checkpoint supports a workload's key ``thinking``.
-
-    Raises:
-        ModelError: see `build_thinking_format`.
-        WorkloadError: the budget is too small to close thoughts.
-    """
+    """Check that the checkpoint supports a workload's key ``thinking``. Raises `ModelError`, see
+    `build_thinking_format`, or `WorkloadError` if the budget is too small to close thoughts."""
     codec = TextCodec.load(checkpoint)
     try:
         build_thinking_format(workload.prompt, workload.kind.thinking, codec)
@@ -55,12 +51,8 @@ def build_thinking_format(prompt: Prompt, switch: str, codec: TextCodec) -> Prom
 
 @lru_cache(maxsize=4)
 def make_thinking(codec: TextCodec, max_tokens: int) -> Thinking:
-    """The parameter of `engine.Request` for thoughts of at most `max_tokens`.
-
-    Raises:
-        ModelError: as `build_thinking_format`.
-        RequestError: the budget is too small to close thoughts.
-    """
+    """The parameter of `engine.Request` for thoughts of at most `max_tokens`. Raises `ModelError` as
+    `build_thinking_format`, or `RequestError` if the budget is too small to close thoughts."""
     _, closing, mark = _find_texts(codec)
     (token_ids,) = codec.encode([codec.trust(closing)], add_special_tokens=False)
     end = codec.tokenizer.token_to_id(mark)
@@ -85,9 +77,7 @@ def _find_marks(codec: TextCodec) -> tuple[str, str]:
 @lru_cache(maxsize=1)
 def _find_texts(codec: TextCodec) -> tuple[str, str, str]:
     """The text that opens thoughts after the chat template's text, the text that closes them, and the closing mark.
-
-    The white space around the marks is taken from a prompt without thinking, which ends with empty thoughts.
-    """
+    White space around the marks is taken from a prompt without thinking, which ends with empty thoughts."""
     if not codec.has_chat_template:
         raise ModelError("the model's tokenizer has no chat template, and thinking is a switch of one")
     (_, tail), (_, tail_without) = (render_around("", "", codec, each) for each in (ON, OFF))

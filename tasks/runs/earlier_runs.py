@@ -35,14 +35,9 @@ def load_run(database: str | Path, folder: Path) -> Run:
 
 
 def sweep_runs(database: str | Path) -> list[Run]:
-    """Delete files of runs whose process was killed; call it inside `hold_database`, so that no run is alive.
-
-    These are folders of runs without a manifest, and of runs whose answers are in the database, work folders and
-    half-written files.
-
-    Returns:
-        the runs whose answers are not in the database yet, oldest first.
-    """
+    """Delete files of runs whose process was killed; call it inside `hold_database`, so that no run is alive. These are
+    folders of runs without a manifest, and of runs whose answers are in the database, work folders and half-written
+    files. Returns the runs whose answers are not in the database yet, oldest first."""
     unfinished = []
     for folder in sorted(runs_folder(database).glob("*")):
         is_ours = RUN_ID.fullmatch(folder.name) is not None

@@ -28,12 +28,8 @@ NUM_REASONS = 3
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A request to stop a run: the file ``stop`` in its folder, or a deadline. Workers check it after each step.
-
-    Attributes:
-        run_folder: that all workers see.
-        deadline: Unix time at which the run stops by itself; None for none.
-    """
+    """A request to stop a run: the file ``stop`` in the folder that all workers see, or a deadline, the Unix time at
+    which the run stops by itself. Workers check it after each step."""
 
     run_folder: str | Path
     deadline: float | None = None
@@ -69,10 +65,8 @@ class StopRequest:
 
 @pydantic_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FailurePolicy:
-    """When the run tries again, and when it gives up.
-
-    Rows with unusable input are not tried and do not count as failed.
-    """
+    """When the run tries again, and when it gives up. Rows with unusable input are not tried and do not count as
+    failed."""
 
     retries: Annotated[
         int, Field(ge=0, description="retries of a failing partition before it is split to find the rows that fail")

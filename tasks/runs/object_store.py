@@ -35,15 +35,11 @@ class MissingObjectError(ArtifactError):
 
 
 class ObjectStore:
-    """Objects below a URL. Each begins with the sha256 of its content, which tells truncated objects.
+    """Objects below a URL, as fsspec takes it: ``file:///shared/nights``, ``s3://bucket/nights``. Each begins with the
+    sha256 of its content, which tells truncated objects, so the store needs neither an atomic put nor a rename.
 
-    So the store needs neither an atomic put nor a rename. Credentials come from the environment or fsspec's
-    configuration, never from the URL.
-
-    Args:
-        url: of the folder, as fsspec takes it: ``file:///shared/nights``, ``s3://bucket/nights``.
-    Raises:
-        ConfigError: the protocol is unknown, lacks its package, or lacks a setting.
+    Credentials come from the environment or fsspec's configuration, never from the URL. Raises `ConfigError` if the
+    protocol is unknown, lacks its package, or lacks a setting.
     """
 
     def __init__(self, url: str) -> None:
@@ -64,12 +60,8 @@ class ObjectStore:
         self._call(name, lambda path: self._store.pipe_file(path, framed))
 
     def get(self, name: str) -> bytes:
-        """The content that `put` was given.
-
-        Raises:
-            DamagedObjectError: the content does not have its digest.
-            ArtifactError: it is missing, or the store cannot be reached.
-        """
+        """The content that `put` was given. Raises `DamagedObjectError` if it does not have its digest, `ArtifactError`
+        if it is missing, or the store cannot be reached."""
         framed: bytes = self._call(name, self._store.cat_file)
         content = framed[DIGEST_BYTES:]
         if hashlib.sha256(content).digest() != framed[:DIGEST_BYTES]:

@@ -29,13 +29,8 @@ HALF_LIFE_SECONDS = 60.0
 
 
 class Counts(NamedTuple):
-    """What is done so far.
-
-    Attributes:
-        num_rows: finished prompts, failed ones included; a row of a table may have several prompts.
-        num_tokens: tokens that went through the model.
-        num_decode_tokens: of these, tokens of answers.
-    """
+    """What is done so far: finished prompts, failed ones included (a row of a table may have several prompts), tokens
+    that went through the model, and of these, tokens of answers."""
 
     num_rows: int = 0
     num_failed: int = 0

@@ -47,10 +47,8 @@ def make_runs_folder(database: str | Path) -> Path:
 
 
 def protect_result_storage() -> None:
-    """Make Prefect's local result storage private (0700).
-
-    Prefect pickles errors of failed flow runs there; whoever could write there could run code in a process that reads.
-    """
+    """Make Prefect's local result storage private (0700). Prefect pickles errors of failed flow runs there; whoever
+    could write there could run code in a process that reads."""
     storage = Path(PREFECT_LOCAL_STORAGE_PATH.value())
     storage.mkdir(mode=0o700, parents=True, exist_ok=True)
     storage.chmod(0o700)
@@ -59,11 +57,8 @@ def protect_result_storage() -> None:
 @contextmanager
 def hold_database(database: str | Path, *, is_written: bool = True) -> Iterator[None]:
     """Lock the database against other runs during the block; the kernel releases the lock however the process ends.
-
-    Raises:
-        DatabaseError: another run holds the lock (its process id is named), or it `is_written` and its file cannot be.
-        ArtifactError: the lock cannot be written.
-    """
+    Raises `DatabaseError` if another run holds the lock (its process id is named), or the database `is_written` and its
+    file cannot be; `ArtifactError` if the lock cannot be written."""
     if is_written and Path(database).exists() and not os.access(database, os.W_OK):
         raise DatabaseError(f"{database} cannot be written: the file, or its file system, is read-only")
     path = make_runs_folder(database) / "lock"
@@ -144,12 +139,11 @@ class Run:
 
     @classmethod
     def create(cls, database: str | Path, record: RunRecord, root: Path | None = None) -> "Run":
-        """A new run with its folder.
+        """A new run with its folder. Raises `ArtifactError` if the run id is no plain name, or the folder exists or
+        cannot be made.
 
         Args:
             root: the folder in which the run's folder is made; None for `runs_folder`.
-        Raises:
-            ArtifactError: the run id is no plain name, or the folder exists or cannot be made.
         """
         run_id = record.run_id
         if not run_id or not set(run_id) <= RUN_ID_CHARACTERS or run_id.startswith("."):
@@ -187,11 +181,9 @@ class Run:
         self.note(status=status, error=error, config=config)
 
     def finish(self) -> None:
-        """Note that the answers are in the database, and delete the files that only the run itself needed.
-
-        The manifest and ``steps/`` stay, for reports. Requests, tokens, plan and parts are deleted: they hold the
-        prompts' text, and are in the database or can be rebuilt.
-        """
+        """Note that the answers are in the database, and delete the files that only the run itself needed. The manifest
+        and ``steps/`` stay, for reports. Requests, tokens, plan and parts hold the prompts' text, and are in the
+        database or can be rebuilt."""
         self.artifacts = {name: ref for name, ref in self.artifacts.items() if name == "plan"}
         self.is_written = True
         self._save()

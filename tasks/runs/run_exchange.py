@@ -49,12 +49,8 @@ Upload = Callable[[Path], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """Where workers that do not see the run's folder get their work and put their results.
-
-    Attributes:
-        url: of the run's folder in the store, see `ObjectStore`.
-        model: as the user named it; each host resolves it to its own copy.
-    """
+    """Where workers that do not see the run's folder get their work and put their results: the URL of the run's folder
+    in the store, see `ObjectStore`, and the model as the user named it, which each host resolves to its own copy."""
 
     url: str
     model: str
@@ -64,8 +60,7 @@ class Exchange:
         """The exchange of a run.
 
         Args:
-            url: that the user gave; the run's folder is made below it.
-            run_folder: its name becomes the name of that folder.
+            url: that the user gave; a folder with the name of the run's folder is made below it.
             model: as the user named it; a local path is made absolute.
         """
         path = Path(model).expanduser()
@@ -74,13 +69,8 @@ class Exchange:
 
 
 class RunExchange:
-    """The exchange as the run sees it. The run folder's file ``exchange`` holds the URL, for `recover_exchange`.
-
-    Args:
-        url: of the copy.
-    Raises:
-        ConfigError, ArtifactError: as `ObjectStore`.
-    """
+    """The exchange as the run sees it. The run folder's file ``exchange`` holds the URL, for `recover_exchange`. Raises
+    as `ObjectStore`."""
 
     def __init__(self, folder: str | Path, url: str) -> None:
         self._folder = Path(folder)
@@ -96,10 +86,7 @@ class RunExchange:
 
     def take(self, folders: Sequence[str] = FOLDERS) -> None:
         """Copy new and changed objects into the run folder; truncated objects are skipped until they are complete.
-
-        Raises:
-            ArtifactError: the store cannot be reached, or the run folder cannot be written.
-        """
+        Raises `ArtifactError` if the store cannot be reached, or the run folder cannot be written."""
         for folder in folders:
             for name, version in self._store.list(folder).items():
                 path = f"{folder}/{name}"
@@ -109,11 +96,8 @@ class RunExchange:
                         self._seen[path] = version
 
     def find(self, parts: Sequence[ArtifactRef]) -> list[ArtifactRef]:
-        """The copies, in the run folder, of parts that workers made.
-
-        Raises:
-            ArtifactError: a part is missing in the store, or damaged; the message says which.
-        """
+        """The copies, in the run folder, of parts that workers made. Raises `ArtifactError`, which names it, if a part
+        is missing in the store, or damaged."""
         found = [replace(part, path=str(self._folder / "parts" / Path(part.path).name)) for part in parts]
         for part in found:
             try:
@@ -259,10 +243,8 @@ def _call_exchange(folder: str | Path, act: Callable[[RunExchange], None]) -> No
 
 @contextmanager
 def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterator[None]:
-    """Call `look` with 1, 2, ... every `seconds` in a thread of its own during the block.
-
-    Errors of the store become warnings: if they last, the main thread raises them.
-    """
+    """Call `look` with 1, 2, ... every `seconds` in a thread of its own during the block. Errors of the store become
+    warnings: if they last, the main thread raises them."""
     has_ended = threading.Event()
 
     def repeat() -> None:

@@ -21,11 +21,8 @@ from tasks.database.messages import describe_write_error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactRef:
-    """The reference of a Parquet file, which tasks pass on instead of a table.
-
-    Attributes:
-        digest: sha256 of the file's bytes, hexadecimal.
-    """
+    """The reference of a Parquet file, which tasks pass on instead of a table; the digest is the hexadecimal sha256 of
+    the file."""
 
     path: str
     num_rows: int
@@ -37,10 +34,8 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces `path` when the block ends without an exception, safe against power loss.
 
     It is written under a temporary name beside `path` (mode 0600), fsynced and renamed, and the folder is fsynced. An
-    exception in the block deletes the temporary file and leaves `path` as it was.
-
-    Raises:
-        ArtifactError: the file cannot be written; if the disk is full, the message says how much is free.
+    exception in the block deletes the temporary file and leaves `path` as it was. Raises `ArtifactError` if the file
+    cannot be written; if the disk is full, the message says how much is free.
     """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
@@ -64,12 +59,11 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ArtifactRef:
-    """Write batches to a file and return its reference; without a batch the file has no rows.
+    """Write batches of the schema to a file, one at a time, and return its reference; without a batch the file has no
+    rows. Raises `ArtifactError` if the folder cannot be written, or a batch does not have this schema.
 
     Args:
-        batches: of this schema; consumed one at a time.
-    Raises:
-        ArtifactError: the folder cannot be written, or a batch does not have this schema.
+        batches: consumed.
     """
     num_rows = 0
     try:

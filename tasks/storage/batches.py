@@ -33,11 +33,8 @@ def needing_room(folder: str | Path) -> Iterator[None]:
 def spool(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: str | Path
 ) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Consume all batches, then give them again; beyond `MOST_BYTES_IN_MEMORY` they wait in an unnamed file.
-
-    Args:
-        folder: of the file; see `needing_room`.
-    """
+    """Consume all batches, then give them again; beyond `MOST_BYTES_IN_MEMORY` they wait in an unnamed file in the
+    folder. See `needing_room`."""
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with SpooledTemporaryFile(MOST_BYTES_IN_MEMORY, dir=str(folder)) as file:
         with needing_room(folder), pa.ipc.new_stream(file, schema, options=options) as writer:
@@ -50,9 +47,9 @@ def spool(
 def sort_batches(
     batches: Iterable[pa.RecordBatch], by: str, folder: str | Path, *, hash_columns: Mapping[str, str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of all batches, sorted by a column, stable.
-
-    One small batch is sorted in memory. Others may be larger than memory, so DuckDB sorts them on disk.
+    """The rows of all batches, sorted by a column, stable. One small batch is sorted in memory. Others may be larger
+    than memory, so DuckDB sorts them on disk. Raises `ArtifactError` if the folder cannot be written, or the disk is
+    full, and what `batches` raises.
 
     Args:
         batches: of one schema, with columns of numbers, texts, bytes, and lists of numbers.
@@ -60,9 +57,6 @@ def sort_batches(
         folder: for temporary files.
         hash_columns: column to the column with hashes of its values, for columns whose values many rows share: on disk
             each long value is stored once. The result has no hash columns.
-    Raises:
-        ArtifactError: the folder cannot be written, or the disk is full.
-        Exception: what `batches` raises.
     """
     batches = iter(batches)
     hash_columns = hash_columns or {}

@@ -36,11 +36,9 @@ def sort_on_disk(
     folder: str | Path,
     hash_columns: Mapping[str, str],
 ) -> Iterator[pa.RecordBatch]:
-    """See `sort_batches`. `begun` holds the first batches; it is emptied.
-
-    Long values are in a `SpillFile`, the others in DuckDB's temporary files. DuckDB deletes those at the end, and those
-    of killed processes when it next writes some.
-    """
+    """See `sort_batches`. `begun` holds the first batches; it is emptied. Long values are in a `SpillFile`, the others
+    in DuckDB's temporary files. DuckDB deletes those at the end, and those of killed processes when it next writes
+    some."""
     failures: list[BaseException] = []
     with SpillFile(folder) as spill, duckdb.connect(":memory:", config={"threads": 1}) as connection:
         rows = _NarrowRows(begun[0].schema, by, spill, hash_columns)
@@ -96,11 +94,8 @@ def _count_rows(batches: Iterable[pa.RecordBatch], failures: list[BaseException]
 
 
 class _NarrowRows:
-    """Converts rows to narrow ones, and back in any order.
-
-    A narrow row holds short texts, bytes and lists of numbers as bytes, and for long ones the place and size in the
-    spill file. The column `keep` stays as it is.
-    """
+    """Converts rows to narrow ones, and back in any order. A narrow row holds short texts, bytes and lists of numbers
+    as bytes, and for long ones the place and size in the spill file. The column `keep` stays as it is."""
 
     def __init__(self, schema: pa.Schema, keep: str, spill: SpillFile, hash_columns: Mapping[str, str]) -> None:
         self._schema = pa.schema([field for field in schema if field.name not in hash_columns.values()])

@@ -19,8 +19,7 @@ def read_buckets(tokens: pq.ParquetFile, folder: str | Path, bucket_tokens: int)
     """The rows of `read_prompts` bucket by bucket, buckets in order; copies of one prompt may fill several batches.
 
     Args:
-        tokens: read twice.
-        folder: for temporary files.
+        tokens, folder: read twice; for temporary files.
         bucket_tokens: tokens of a bucket, on average.
     """
     bounds = _choose_bounds(tokens, bucket_tokens)

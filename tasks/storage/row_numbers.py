@@ -18,14 +18,8 @@ def find_first_row_ids(files: Sequence[ArtifactRef]) -> list[int]:
 
 
 def renumber(files: Sequence[ArtifactRef], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of all files, numbered consecutively.
-
-    Args:
-        files: each sorted by row_id.
-        schema: of each file, with row_id as its first column.
-    Raises:
-        ArtifactError: a file is not what its reference says.
-    """
+    """The rows of all files, each sorted by row_id, numbered consecutively. The schema has row_id as its first column.
+    Raises `ArtifactError` if a file is not what its reference says."""
     for ref, first in zip(files, find_first_row_ids(files), strict=True):
         with open_parquet(ref) as file:
             for batch in file.iter_batches(batch_size=BATCH_ROWS):

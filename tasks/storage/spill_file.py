@@ -20,10 +20,8 @@ texts that come again are stored again."""
 
 
 class SpillFile:
-    """Stores values, and reads them by place and size in any order. Use it as a context manager.
-
-    Raises `ArtifactError`, which names the folder, if the folder cannot be written or the disk is full.
-    """
+    """Stores values, and reads them by place and size in any order. Use it as a context manager. Raises
+    `ArtifactError`, which names the folder, if it cannot be written or the disk is full."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = folder
@@ -52,11 +50,8 @@ class SpillFile:
     def put_once(
         self, texts: pa.LargeBinaryArray | pa.LargeStringArray, hashes: list[str | None]
     ) -> tuple[pa.Int64Array, pa.Int64Array]:
-        """Append the texts that are not in the file yet; returns place and number of bytes of each, null for null.
-
-        Args:
-            hashes: of each text; equal hashes mean equal texts. None for a text that is not stored.
-        """
+        """Append the texts that are not in the file yet, by hashes that tell equal texts, None for a text that is not
+        stored; returns place and number of bytes of each, null for null."""
         if len(self._known) > KNOWN_TEXTS:
             self._known.clear()
         sizes = pc.binary_length(texts)

@@ -65,9 +65,7 @@ def hand_out(order: Iterable[int], partition_seconds: Sequence[float], num_engin
     """Seconds until each partition is done, if the engine that is free first takes the next. See `flows.workers`.
 
     Args:
-        order: in which partitions are taken.
-        partition_seconds: of each partition, by its number.
-        num_engines: engines that run in parallel.
+        order, partition_seconds: in which partitions are taken, and of each, by its number.
     """
     free_at, ends = [0.0] * num_engines, {}
     for partition in order:

@@ -23,11 +23,9 @@ def infer_in_pool(partition: int, job: InferJob, pool: WorkerPool) -> list[Artif
 
 @task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
 def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
-    """As `infer`, by a worker of a Ray cluster, on the GPU that Ray assigned to it, if any.
-
-    Ray runs the task again if its worker dies. Raises what `infer` raises, and `WorkerError` if several workers in a
-    row die before they try a row.
-    """
+    """As `infer`, by a worker of a Ray cluster, on the GPU that Ray assigned to it, if any. Ray runs the task again if
+    its worker dies. Raises what `infer` raises, and `WorkerError` if several workers in a row die before they try a
+    row."""
     import ray
 
     with local_job(partition, job) as (here, upload_file), here.stop.make_on_error():
@@ -40,12 +38,7 @@ def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
 
 
 def name_device(gpu_id: str, visible: str | None) -> str:
-    """The torch name of a GPU, which is its index among the GPUs that the process sees.
-
-    A worker sees all GPUs of its host: Ray may assign another one for the next partition, and a process cannot change
-    what it sees once it has used a GPU.
-
-    Args:
-        visible: CUDA_VISIBLE_DEVICES; None if it is not set.
-    """
+    """The torch name of a GPU, which is its index among the GPUs that the process sees, by CUDA_VISIBLE_DEVICES. A
+    worker sees all GPUs of its host: Ray may assign another one for the next partition, and a process cannot change
+    what it sees once it has used a GPU."""
     return f"cuda:{gpu_id if visible is None else [one.strip() for one in visible.split(',')].index(gpu_id)}"

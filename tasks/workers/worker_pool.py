@@ -22,12 +22,8 @@ MOST_STARTS = 4
 
 
 def begin_partition(attempts: AttemptLog) -> None:
-    """Count a process that takes the partition.
-
-    Raises:
-        WorkerError: too many processes in a row died before they tried a row, so the rows are not the cause.
-        ArtifactError: the count cannot be written.
-    """
+    """Count a process that takes the partition. Raises `WorkerError` if too many processes in a row died before they
+    tried a row, so the rows are not the cause; `ArtifactError` if the count cannot be written."""
     if attempts.note_start() > MOST_STARTS:
         raise WorkerError(
             f"partition {attempts.partition}: {MOST_STARTS} processes in a row ended before they tried a row; "
@@ -36,11 +32,8 @@ def begin_partition(attempts: AttemptLog) -> None:
 
 
 class WorkerPool:
-    """A process for each environment, started when it is first needed and kept until `close`.
-
-    Args:
-        environments: for each process, environment variables to add to ours, such as the device it sees.
-    """
+    """A process for each environment, started when it is first needed and kept until `close`. An environment has
+    variables to add to ours, such as the device that the process sees."""
 
     def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
         self._num_workers = len(environments)
@@ -49,12 +42,11 @@ class WorkerPool:
             self._free.put(_Worker({**environment, WORKER_VARIABLE: str(number)}))
 
     def answer(self, partition: int, job: InferJob) -> list[ArtifactRef] | None:
-        """As `tasks.infer.infer`, in the next free process.
+        """As `tasks.infer.infer`, in the next free process. Raises what that raises, and `WorkerError` if several
+        processes in a row die before they try a row.
 
         A process that dies is replaced, and the new one continues with the partition. Attempts are noted in the run
         folder, so that rows which crash the process are found like other failing rows.
-
-        Raises what `infer` raises, and `WorkerError` if several processes in a row die before they try a row.
         """
         worker = self._free.get()
         try:
@@ -85,11 +77,7 @@ class _WorkerDiedError(Exception):
 
 
 class _Worker:
-    """A process of `tasks.workers.worker_process`, replaced if it dies; its model stays loaded between partitions.
-
-    Args:
-        environment: variables to add to ours.
-    """
+    """A process of `tasks.workers.worker_process`, replaced if it dies; its model stays loaded between partitions."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -97,11 +85,8 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def answer(self, partition: int, job: InferJob) -> list[ArtifactRef] | None:
-        """As `tasks.infer.infer`, in the process; its log lines and its errors become ours.
-
-        Raises:
-            _WorkerDiedError: the process died; files that it has written stay.
-        """
+        """As `tasks.infer.infer`, in the process; its log lines and its errors become ours. Raises `_WorkerDiedError`
+        if the process died; files that it has written stay."""
         if self._line is None or self._process is None:
             line, self._process = start_child("tasks.workers.worker_process", environment=self._environment)
             self._line = Connection(line.detach())

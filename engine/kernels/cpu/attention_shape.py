@@ -18,14 +18,12 @@ TILE_ROWS = 32
 
 
 class AttentionShape:
-    """The attention shape of one model.
+    """The attention shape of one model. Raises `ValueError` if it is not supported.
 
     Args:
         block_size: tokens in a KV block, a multiple of 32.
         shared_unit: tokens; 1: shared items cover the prefix. Else they cover whole units of it, and the next unit, in
             which own tokens begin.
-    Raises:
-        ValueError: the shape is not supported.
     """
 
     def __init__(
@@ -44,11 +42,9 @@ class AttentionShape:
         self._state = torch.empty(0)
 
     def prepare(self, batch: AttentionBatch) -> NativeWork:
-        """Splits a step's rows into items of at most TILE_ROWS query rows. Called once per step.
-
-        Sequences of a group with few rows share items for their prefix. A sequence with enough rows to fill an item
-        attends to its prefix and its own KV in the same item.
-        """
+        """Splits a step's rows into items of at most TILE_ROWS query rows. Sequences of a group with few rows share
+        items for their prefix. A sequence with enough rows to fill an item attends to its prefix and its own KV in the
+        same item."""
         num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
         group = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
         prefix_lens = batch.prefix_lens.astype(np.int64)

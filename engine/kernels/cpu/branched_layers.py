@@ -59,10 +59,9 @@ def pack_gate_up(kernels: NativeKernels, layer: LayerWeights) -> PackedWeight | 
 
 
 def complete(packed: "PackedLayer", layer: LayerWeights, kernels: NativeKernels) -> None:
-    """Fills in the fields and attributes that only branched layers have.
+    """Fills in the fields and attributes of `packed` that only branched layers have.
 
     Args:
-        packed: changed.
         layer: its weights.
         kernels: pack the router.
     """

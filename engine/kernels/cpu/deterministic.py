@@ -31,16 +31,16 @@ class DeterministicBackend(NativeBackend):
         return super().prepare(share_whole_chunks(batch))
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
-        """See `NativeBackend.make_layers`. Raises `ModelError` if a layer has a sliding window, or a size that the
-        kernels do not support."""
+        """See `NativeBackend.make_layers`. Raises `ModelError` for a sliding window, or a size that the kernels do not
+        support."""
         layers = super().make_layers(_without_windows(weights))
         if not isinstance(layers, PackedLayers):
             raise ModelError("deterministic takes layers with sizes of multiples of 32")
         return layers
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedOutputLayer:
-        """See `NativeBackend.make_output_layer`. Raises `ModelError` if the kernels do not support the vocabulary's
-        size."""
+        """See `NativeBackend.make_output_layer`. Raises `ModelError` for a size of the vocabulary that is not
+        supported."""
         layer = super().make_output_layer(weight, bias)
         if layer is None:
             raise ModelError(f"deterministic takes a vocabulary of a multiple of 32 tokens, got {len(weight)}")
@@ -68,11 +68,8 @@ def _without_windows(weights: Iterable[LayerWeights]) -> Iterator[LayerWeights]:
 
 
 def share_whole_chunks(batch: AttentionBatch) -> AttentionBatch:
-    """The same attention with each prefix cut to whole chunks; its remaining blocks go in front of the suffixes.
-
-    Args:
-        batch: its prefixes end at the end of a block.
-    """
+    """The same attention with each prefix, which ends at the end of a block, cut to whole chunks; its remaining blocks
+    go in front of the suffixes."""
     whole_lens = batch.prefix_lens // CHUNK_TOKENS * CHUNK_TOKENS
     if np.array_equal(whole_lens, batch.prefix_lens):
         return batch

@@ -64,17 +64,8 @@ class _Int8Layer(PackedLayer):
 
 
 class Int8Backend(AttentionShape, AttentionBackend):
-    """Decoder layers, attention and output layer in int8.
-
-    Hidden states, queries and attention outputs are bfloat16.
-
-    Args:
-        block_size: tokens in a KV block, a multiple of 32.
-        folder: where compiled kernels are stored.
-    Raises:
-        ValueError: the shape is not supported.
-        NativeBuildError: there is no compiler, or it fails.
-    """
+    """Decoder layers, attention and output layer in int8; hidden states, queries and attention outputs are bfloat16.
+    Takes the arguments and raises the errors of `NativeKernels`, which describes them."""
 
     name = "native"
 
@@ -89,13 +80,9 @@ class Int8Backend(AttentionShape, AttentionBackend):
         self.library = load_int8_library(folder)
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
-        """Layers in one C++ call.
-
-        Args:
-            weights: read one at a time, so that the caller can free each layer before the next one is copied.
-        Raises:
-            ModelError: a size of the layers is not supported, or they have a sliding window.
-        """
+        """Layers in one C++ call. Raises `ModelError` if a size of the layers is not supported, or they have a
+        sliding window. `weights` is read one at a time, so that the caller can free each layer before the next one
+        is copied."""
         packer = LayerPacker(self.library, self.num_q_heads, self.num_kv_heads, self.head_dim)
         packed = [self._pack(layer, packer) for layer in weights]
         depth = max(packed[0].hidden_size, packed[0].intermediate_size, self.num_q_heads * self.head_dim)
@@ -166,11 +153,8 @@ class Int8Backend(AttentionShape, AttentionBackend):
 
 
 class Int8OutputLayer:
-    """An output layer (`engine.kernels.attention_backend.OutputLayer`) in int8; its logits are float32.
-
-    Args:
-        packed: one column per token; each column has been through `spread`.
-    """
+    """An output layer (`engine.kernels.attention_backend.OutputLayer`) in int8; its logits are float32. `packed` has a
+    column for each token, which has been through `spread`."""
 
     def __init__(self, library: ctypes.CDLL, packed: PackedInt8) -> None:
         self._library = library

@@ -40,12 +40,10 @@ class PackedInt8:
     """The weights of a linear layer in the memory layout that the int8 kernels read.
 
     Args:
-        library: the kernels.
         columns: float32 ``[depth, num_columns]``, as an iterable of contiguous column ranges.
         bias: ``[num_columns]``.
         feedback: float32 ``[depth / size, size, size]``: which share of the error of a weight (last dim) is added to
             each later weight of its block; None: every weight is rounded to nearest.
-
     Attributes:
         num_columns: without padding. Panels are padded to a multiple of 32 columns, whose bias of -inf keeps them from
             being the arg max.
@@ -97,12 +95,7 @@ class PackedInt8:
 
 
 class LayerPacker:
-    """Packs the layers of a model, in order: each needs the hidden states that the layers before it produce.
-
-    Args:
-        library: the kernels.
-        num_q_heads, num_kv_heads, head_dim: of all layers.
-    """
+    """Packs the layers of a model, in order: each needs the hidden states that the layers before it produce."""
 
     def __init__(self, library: ctypes.CDLL, num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:
         self._library = library
@@ -182,7 +175,6 @@ def columns_in_pieces(
     """Weights after `spread`, float32 ``[depth, columns]``, in ranges of columns.
 
     Args:
-        library: the kernels.
         weight: ``[columns, depth]``.
         factors: ``[depth]``, multiplied with the channels before they are spread; None: none.
     """
@@ -200,8 +192,6 @@ def spread(library: ctypes.CDLL, x: torch.Tensor, group: int | None = None) -> t
     """`spread` of cpp/int8/quad_elementwise.h along the first dimension: ``[n, ...]`` to float32 of the same shape.
 
     Args:
-        library: the kernels.
-        x: not changed.
         group: how many neighbours are mixed; None: `spread_group` of n.
     """
     spread = torch.empty(x.shape).copy_(x)
@@ -213,7 +203,6 @@ def error_feedback(library: ctypes.CDLL, energy: torch.Tensor, group: int) -> to
     """The `feedback` of `PackedInt8` for a product whose input channels are spread in groups.
 
     Args:
-        library: the kernels.
         energy: float64 ``[depth]``, mean square of each channel.
         group: how many channels `spread` mixes.
     """

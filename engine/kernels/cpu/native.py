@@ -101,7 +101,6 @@ class NativeKernels(AttentionShape):
 
         Args:
             x: output of a kernel or of `copy_rows`; its memory reaches to a multiple of 32 rows.
-            residual: ``[T, columns]``.
         """
         out = self._rows(len(x), weight.num_columns // 2 if weight.is_gated else weight.num_columns)
         bias, added = (0 if addend is None else addend.data_ptr() for addend in (weight.bias, residual))

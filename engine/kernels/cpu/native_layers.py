@@ -21,12 +21,8 @@ from engine.kernels.output_layer import columns_in_float64
 
 
 class NativeBackend(NativeOperations, AttentionBackend):
-    """The C++ kernels for bfloat16 and float32.
-
-    Args:
-        has_layers: whether the kernels support the model's layers; else `make_layers` returns None.
-        shape: arguments of `NativeKernels`.
-    """
+    """The C++ kernels for bfloat16 and float32, with the arguments of `NativeKernels`. Without `has_layers` they do not
+    support the model's layers, and `make_layers` returns None."""
 
     name = "native"
     label_columns = staticmethod(columns_in_float64)
@@ -37,10 +33,7 @@ class NativeBackend(NativeOperations, AttentionBackend):
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers in one C++ call; with torch's matrix products where the kernels do not support the sizes or processor.
-
-        Args:
-            weights: read one at a time, so that the caller can free each layer before the next one is copied.
-        """
+        `weights` is read one at a time, so that the caller can free each layer before the next one is copied."""
         if not self._has_layers:
             return None
         packed: list[PanelLayer] = []

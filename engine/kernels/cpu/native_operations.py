@@ -23,10 +23,8 @@ class NativeOperations(NativeKernels):
         window: int = 0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`; cpp/attention.h describes the layout of the caches.
-
-        Query rows may be strided. Where the heads of a row are not contiguous, the query is copied.
-        """
+        """See `AttentionBackend.attend`; cpp/attention.h describes the layout of the caches. Query rows may be strided;
+        where the heads of a row are not contiguous, the query is copied."""
         if query.stride()[1:] != (self.head_dim, 1):
             query = query.contiguous()
         out = self._rows(query.shape[0], self.num_q_heads * self.head_dim)
@@ -53,8 +51,7 @@ class NativeOperations(NativeKernels):
         """Divides each row by its root mean square and multiplies it by the weight: ``[T, n]``.
 
         Args:
-            x: ``[T, n]``.
-            weight: ``[n]``.
+            x, weight: ``[T, n]`` and ``[n]``.
             epsilon: added to the mean square.
         """
         out = self._rows(*x.shape)
@@ -100,12 +97,7 @@ class NativeOperations(NativeKernels):
 
 
 def draw_tokens(library: ctypes.CDLL, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """`AttentionBackend.draw_tokens` in C++, which sorts only likely tokens.
-
-    Args:
-        library: native.cpp or int8.cpp.
-        logits, settings: see `AttentionBackend.draw_tokens`.
-    """
+    """`AttentionBackend.draw_tokens` in C++, which sorts only likely tokens. See `AttentionBackend.draw_tokens`."""
     logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
     library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
     return out

@@ -35,15 +35,8 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 
 class QuantizedColumns:
-    """Output columns of a linear layer in half panels of 16 columns, repacked from a file's rows.
-
-    Args:
-        layout: the format.
-        depth: weights of a column.
-        num_columns: without padding; the last half panel is padded to 16 columns.
-    Attributes:
-        panels: uint8 ``[half panels, bytes]``.
-    """
+    """Output columns of a linear layer in half panels of 16 columns, the last one padded, repacked from a file's rows:
+    uint8 ``[half panels, bytes]``. `depth` is the number of weights of a column."""
 
     def __init__(self, layout: QuantizedFormat, *, depth: int, num_columns: int) -> None:
         self.format, self.depth, self.num_columns = layout, depth, num_columns
@@ -56,7 +49,6 @@ class QuantizedColumns:
         """Repacks n half panels from a GGUF tensor.
 
         Args:
-            library: of `load_quantized_library`.
             first_panel: index of the first half panel to write.
             rows: ``[16 n]``, the file's row of each column, -1 for a column of zeros.
             tensor: ``[rows, bytes]`` as in the file.
@@ -79,7 +71,6 @@ class QuantizedColumns:
         """Packs n half panels of a `grouped_format`.
 
         Args:
-            library: of `load_quantized_library`.
             first_panel: index of the first half panel to write.
             codes: uint8 or int8 ``[16 n, depth]``.
             scales: ``[16 n, groups]``, in the format's dtype.
@@ -101,14 +92,13 @@ class QuantizedColumns:
 
 
 class QuantizedWeight:
-    """The weights of a linear layer, in one format or several.
+    """The weights of a linear layer, in one format or several. Raises `ModelError` if a number of columns is not
+    supported.
 
     Args:
         parts: consecutive ranges of columns; all but the last have a multiple of 16 columns.
         bias: ``[columns]``.
         is_gated: whether the parts are gate and up, which are interleaved by 16 columns.
-    Raises:
-        ModelError: a number of columns is not supported.
     """
 
     def __init__(
@@ -153,14 +143,11 @@ def load_quantized_library(folder: Path) -> ctypes.CDLL:
 def make_quantized_layers(
     kernels: NativeKernels, library: ctypes.CDLL, layers: Iterable[QuantizedLayer]
 ) -> DecoderLayers:
-    """Layers in one C++ call.
+    """Layers in one C++ call; `ModelError` if a size is not supported.
 
     Args:
         kernels: bfloat16 kernels of the layers' attention shape.
         library: of `load_quantized_library`.
-        layers: of one model.
-    Raises:
-        ModelError: a size of the layers is not supported.
     """
     return PackedLayers(kernels, library.compute_layers_quantized, [_pack(kernels, layer) for layer in layers])
 

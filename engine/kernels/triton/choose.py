@@ -11,14 +11,9 @@ if TYPE_CHECKING:  # Triton may not be installed
 
 
 def make_triton_attention(name: str, **arguments: Any) -> "TritonAttention":
-    """Makes the backend "paged", "relay" or "fused".
-
-    Args:
-        name: of the backend.
-        arguments: of `TritonAttention`; with an fp8 dtype, products and KV are in fp8 and hidden states in bfloat16.
-    Raises:
-        ConfigError: Triton is not installed, or the shape or device is not supported.
-    """
+    """Makes the backend "paged", "relay" or "fused", with the arguments of `TritonAttention`. With an fp8 dtype,
+    products and KV are in fp8 and hidden states in bfloat16. Raises `ConfigError` if Triton is not installed, or the
+    shape or device is not supported."""
     try:
         from engine.kernels.triton.fused import FusedAttention, PagedAttention
         from engine.kernels.triton.layers.fp8 import FP8_DTYPES

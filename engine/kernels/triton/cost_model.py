@@ -97,11 +97,8 @@ class StepSizes:
         return sums.reshape(-1, num_groups).astype(np.float64, copy=False)
 
     def own_tiles(self, tokens: Ints) -> tuple[Ints, Ints]:
-        """The number of own tiles of each sequence, and the own KV tokens that they read in total, ``[..., S]``.
-
-        Args:
-            tokens: rows of the batch per tile, int64 ``[..., 1]``.
-        """
+        """The number of own tiles of each sequence, and the own KV tokens that they read in total, ``[..., S]``, for
+        tiles with int64 ``[..., 1]`` rows of the batch."""
         num_tiles = cdiv(self.num_rows, tokens)
         # Tile i of a chunk reads the earlier tokens and the first (i + 1) * tokens tokens of the chunk.
         earlier = (num_tiles - 1) * (self.suffix_lens - self.num_rows)
@@ -121,11 +118,8 @@ def choose(
     """The fastest way, over all launches, to split a step into tiles.
 
     Args:
-        sizes: of the step.
-        launches: the candidates.
         tuned: the device's costs.
         group_size: query heads per KV head.
-        num_processors: of the device.
         policy: which prefixes are shared; see `SharePolicy`.
     """
     rates = Rates.of(launches, group_size)

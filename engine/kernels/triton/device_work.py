@@ -103,10 +103,8 @@ class DeviceWork:
         """Copies a step's work list to the device in one transfer, for which later launches on the stream wait.
 
         Only the used part of the block table is copied. Rows beyond the work list's have no slot and no tile, so that
-        nothing is computed or written for them.
-
-        Raises:
-            ValueError: the work list does not fit, or is made for another launch.
+        nothing is computed or written for them. Raises `ValueError` if the work list does not fit, or is made for
+        another launch.
         """
         needed = WorkCapacity.of(work_list)
         for name in WorkCapacity.__slots__:

@@ -178,7 +178,6 @@ def launch_attention(
         first_tile: a multiple of 4 (64 bytes).
         scale, softcap, window, sinks: see `AttentionBackend.attend`.
         is_merging: whether the launch merges the partial results of a row into `out`.
-        is_amd: whether the device is an AMD GPU.
     """
     _, num_q_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]

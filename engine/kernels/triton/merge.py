@@ -104,9 +104,8 @@ def merge_partials(out: torch.Tensor, work: DeviceWork, sinks: torch.Tensor | No
     """Merges a step's partial results into out; rows of one part are not changed.
 
     Args:
-        out: ``[T, num_q_heads, head_dim]``.
+        out, sinks: ``[T, num_q_heads, head_dim]``, and ``[num_q_heads]`` or None.
         work: of the step; its tiles have been computed.
-        sinks: ``[num_q_heads]`` or None.
     """
     num_rows, num_q_heads, head_dim = out.shape
     rows_a_program = 16

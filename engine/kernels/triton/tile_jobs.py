@@ -77,13 +77,8 @@ def own_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size
 
 
 def prefix_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size: int) -> tuple[Jobs, Ints, Ints]:
-    """The shared rows of each group in tiles of its shape.
-
-    Args:
-        batch, sizes, choice, group_size: as for `own_jobs`.
-    Returns:
-        jobs; the row ids that follow those of the batch's rows; the group of each job.
-    """
+    """The shared rows of each group in tiles of its shape: the jobs, the row ids that follow those of the batch's rows,
+    and the group of each job. See `own_jobs`."""
     num_rows = np.where(choice.is_shared, sizes.num_rows, 0)
     sequence, offset = expand(num_rows)
     row_ids = batch.cu_seqlens_q[sequence] + offset
@@ -146,7 +141,6 @@ class Packs:
             jobs: the own jobs of the step.
             num_parts: per job, the number of parts of its rows' attention; 0 if the job itself is split.
             launch: has the rows of a narrow tile.
-            group_size: query heads per KV head.
             longest_us: longest time of a pack.
             first_row_id: number of row ids before the packs'.
         """

@@ -23,13 +23,8 @@ _SPLITS = np.array([1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32])[:, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """The times of the two tile shapes of L launches, float64 ``[L, 2, 1]``; see `TileShape`.
-
-    A launch without a wide shape has its narrow one twice.
-
-    Attributes:
-        tokens: int64, rows of the batch per tile.
-    """
+    """The times of the two tile shapes of L launches, float64 ``[L, 2, 1]``, see `TileShape`; `tokens`, int64, are rows
+    of the batch per tile. A launch without a wide shape has its narrow one twice."""
 
     tile_us: Floats
     token_us: Floats
@@ -83,15 +78,13 @@ class Ranges:
         return self.num_tiles.sum(1).tolist(), self.num_read.sum(1).tolist(), self.total_us.sum(1).tolist()
 
     def split(self, number: int, launch: Launch, slots_a_head: float, min_split_tokens: int) -> tuple[float, float]:
-        """Finds the best limit for the time of a tile, above which its range is split.
+        """Finds the best limit for the time of a tile, above which its range is split. Returns the time of all program
+        slots, and the limit, in microseconds.
 
         Args:
-            number: index of the launch.
-            launch: the launch.
+            number, launch: the launch, and its index.
             slots_a_head: its program slots per KV head.
             min_split_tokens: fewest KV tokens of a part.
-        Returns:
-            the time of all program slots, and the limit, in microseconds.
         """
         num_tiles, total_us = self.num_tiles[number], self.total_us[number].sum()
         longest, is_partial = self.longest[number], self.is_partial[number]

@@ -178,12 +178,9 @@ class TritonAttention(ABC):
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: DeviceWork
     ) -> None:
-        """See `AttentionBackend.write_kv`; one launch.
-
-        Raises:
-            ValueError: head_dim is not contiguous, the caches' strides differ, there are more rows than slots, or the
-                caches are in fp8: only the backend's layers write those.
-        """
+        """See `AttentionBackend.write_kv`; one launch. Raises `ValueError` if head_dim is not contiguous, the
+        caches' strides differ, there are more rows than slots, or the caches are in fp8: only the backend's layers
+        write those."""
         num_rows, num_kv_heads, head_dim = key.shape
         if self.fp8 is not None:
             raise ValueError("keys and values in fp8 are written by the layers")

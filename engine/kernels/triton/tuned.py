@@ -104,12 +104,11 @@ class TunedAttention:
 
 
 def load_tuned(architecture: str, *, element_bits: int, head_dim: int) -> TunedAttention:
-    """Reads the entry for an element size and the smallest head dim that is at least head_dim.
+    """Reads the entry for an element size and the smallest head dim that is at least head_dim. Raises `ValueError` if
+    no entry fits, or the file has an unknown key or lacks one.
 
     Args:
         architecture: "sm_90", "gfx942", ...; "default" is used if it has no file.
-    Raises:
-        ValueError: no entry fits, or the file has an unknown key or lacks one.
     """
     path = CONFIG_FOLDER / f"{architecture}.json"
     document = json.loads((path if path.exists() else CONFIG_FOLDER / "default.json").read_text())

@@ -92,9 +92,7 @@ def build_work_list(
     Args:
         tuned: the device's costs.
         group_size: query heads per KV head.
-        num_processors: of the device.
-        policy: see `choose`.
-        launches: the candidates.
+        policy, launches: see `choose`.
     """
     sizes = StepSizes.of(batch)
     choice = choose(
@@ -158,14 +156,8 @@ def build_work_list(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Splits:
-    """Tiles, which are jobs with their KV ranges split.
-
-    Attributes:
-        num_splits: int64, per job.
-        job, index: int64, per tile, its job, and its index among the job's splits.
-        begin, end: int64, per tile, positions.
-        cost_us: float64, per tile.
-    """
+    """Tiles, which are jobs with their KV ranges split: int64 `num_splits` per job, and per tile its int64 job, its
+    index among the job's splits, its int64 begin and end positions, and its float64 cost."""
 
     num_splits: Ints
     job: Ints

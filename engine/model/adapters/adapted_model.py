@@ -16,13 +16,9 @@ from engine.model.model import Model
 
 
 class AdaptedModel(Model):
-    """A model whose layers get the adapter's updates as the backend reads them, always from the base weights.
-
-    Made by `AdaptedModel.load_with`.
-
-    Attributes:
-        keeps_base: whether the base weights are kept in memory, so that `use_adapter` may be called.
-    """
+    """A model whose layers get the adapter's updates as the backend reads them, always from the base weights. Made by
+    `AdaptedModel.load_with`. With `keeps_base` the base weights are kept in memory, so that `use_adapter` may be
+    called."""
 
     def __init__(self, language_model: transformers.PreTrainedModel, **arguments: Any) -> None:
         super().__init__(language_model, **arguments)
@@ -41,9 +37,8 @@ class AdaptedModel(Model):
 
         Args:
             adapter: None: the base without changes.
-            model: checkpoint or loaded model.
+            model, how: arguments of `Model.load`.
             keeps_base: see the attribute.
-            how: further arguments of `Model.load`.
         Raises:
             ModelError: as `Model.load`; or the adapter cannot be read, or does not fit the model.
         """
@@ -64,14 +59,9 @@ class AdaptedModel(Model):
 
     @torch.inference_mode()
     def use_adapter(self, adapter: Adapter | None, backend: AttentionBackend) -> None:
-        """Switches to another adapter.
-
-        Args:
-            adapter: the next one; None: the base without changes.
-            backend: the one whose layers compute the model.
-        Raises:
-            ModelError: the adapter cannot be read, or does not fit the model; the current one stays in use.
-        """
+        """Switches to another adapter, or to the base where that is None, for the backend whose layers compute the
+        model. Raises `ModelError` if the adapter cannot be read, or does not fit the model; the current one stays in
+        use."""
         assert self.keeps_base, "the base weights have been dropped"
         self._choose(adapter)
         if self.has_replaced_layers:

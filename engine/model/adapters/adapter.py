@@ -37,12 +37,8 @@ _BASE_KEEPING_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """The location and identity of a LoRA adapter (Hu et al. 2021).
-
-    Attributes:
-        folder: absolute path.
-        digest: sha256 over its settings, and its weight file's size and samples.
-    """
+    """The absolute path and identity of a LoRA adapter (Hu et al. 2021). `digest` is a sha256 over its settings, and
+    its weight file's size and samples."""
 
     folder: str
     digest: str
@@ -80,12 +76,8 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def refuse_uncovered(config: Mapping[str, Any], folder: Path) -> None:
-    """Raises `ModelError` if an adapter is more than low-rank updates of linear layers.
-
-    Args:
-        config: its settings.
-        folder: named in the message.
-    """
+    """Raises `ModelError`, which names the folder, if an adapter with this config is more than low-rank updates of
+    linear layers."""
     if (kind := config.get("peft_type")) != "LORA":
         raise ModelError(f"adapter {str(folder)!r}: it is of type {kind!r}, only LORA is supported")
     reasons = [why for name, why in _NOT_COVERED.items() if config.get(name)]
@@ -99,14 +91,8 @@ def refuse_uncovered(config: Mapping[str, Any], folder: Path) -> None:
 
 @lru_cache(maxsize=64)
 def check_adapter(adapter: Adapter, checkpoint: Path) -> None:
-    """Reads the adapter and compares its shapes with those of a checkpoint's model, whose weights are not read.
-
-    Args:
-        adapter: from `Adapter.find`.
-        checkpoint: the model's folder.
-    Raises:
-        ModelError: a target module does not exist or has another shape; names the adapter and the target.
-    """
+    """Reads the adapter and compares its shapes with those of a checkpoint's model, whose weights are not read. Raises
+    `ModelError`, which names adapter and target, if a target module does not exist or has another shape."""
     from engine.model.adapters.lora import Lora, empty_model
 
     Lora.read(adapter).find_targets(empty_model(checkpoint))

@@ -24,13 +24,8 @@ Base = list[tuple[nn.Linear, nn.Parameter]]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The update of a linear layer's weights: ``scale * b @ a``.
-
-    Args:
-        a: ``[rank, depth]``.
-        b: ``[columns, rank]``.
-        scale: lora_alpha / rank, or lora_alpha / sqrt(rank) for rank-stabilised LoRA.
-    """
+    """The update of a linear layer's weights: ``scale * b @ a``, for a ``[rank, depth]`` and b ``[columns, rank]``. The
+    scale is lora_alpha / rank, or lora_alpha / sqrt(rank) for rank-stabilised LoRA."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -119,14 +114,13 @@ class Lora:
 
 
 def merge(root: nn.Module, updates: Mapping[str, Update], prefix: str = "") -> Base:
-    """Replaces the weights of linear layers by updated ones; the base weights are not overwritten.
+    """Replaces the weights of linear layers by updated ones; the base weights are not overwritten. Returns the argument
+    of `restore`.
 
     Args:
         root: a model, or a part of it.
         updates: from `Lora.find_targets`.
         prefix: of the names in `updates` that belong to `root`.
-    Returns:
-        the argument of `restore`.
     """
     base: Base = []
     for name, update in updates.items():

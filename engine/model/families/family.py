@@ -28,9 +28,8 @@ def find_family(
     """The reader of a model's layers; None if the kernels do not support them.
 
     Args:
-        language_model: loaded.
-        device: where it is; only the CPU kernels support these families.
-        kv_dtype: of its KV; the layers in 8-bit formats do not support these families.
+        language_model, device: loaded, and where it is; only the CPU kernels support these families.
+        kv_dtype: the layers in 8-bit formats do not support these families.
     """
     config = language_model.config.get_text_config(decoder=True)
     layout = LAYOUTS.get(config.model_type)
@@ -54,12 +53,8 @@ def find_family(
 
 
 class Family:
-    """Reads the layers of one model.
-
-    Args:
-        layout: of its family.
-        decoder: the model without its output layer; its rotary embedding computes the angles of every step.
-    """
+    """Reads the layers of one model of a family. The rotary embedding of `decoder` computes the angles of every
+    step."""
 
     def __init__(self, layout: Layout, decoder: Any) -> None:
         self._layout = layout
@@ -85,11 +80,8 @@ class Family:
         }
 
     def read_weights(self, layer: Any, index: int) -> BranchedWeights:
-        """The weights of a transformers layer.
-
-        The dimensions of query and key heads are reordered for the kernels' rotation. Scores do not change: they are
-        sums over all dimensions.
-        """
+        """The weights of a transformers layer. The dimensions of query and key heads are reordered for the kernels'
+        rotation; scores, sums over all dimensions, do not change."""
         attention, layout = layer.self_attn, self._layout
         kind = self._kinds[index]
         order = self._orders[kind] if kind is not None else None

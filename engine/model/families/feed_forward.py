@@ -39,12 +39,8 @@ def is_covered(mlp: Any) -> bool:
 
 
 def read_feed_forward(mlp: Any, *, among_experts: bool) -> dict[str, Any]:
-    """The feed-forward's fields of `BranchedWeights`.
-
-    Args:
-        mlp: a module for which `is_covered` is true.
-        among_experts: whether other layers have experts; a dense layer then becomes one shared expert.
-    """
+    """The feed-forward's fields of `BranchedWeights`, for a module for which `is_covered` is true. Where other layers
+    have experts (`among_experts`), a dense layer becomes one shared expert."""
     if hasattr(mlp, "experts"):
         return _read_experts(mlp)
     first, *second = next(names for names in _PRODUCTS if hasattr(mlp, names[0]))

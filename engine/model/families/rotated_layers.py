@@ -34,8 +34,7 @@ class RotatedLayers(nn.Module):
         """Computes the step's output rows, ``[1, R, hidden]``, and writes its KV.
 
         Args:
-            hidden_states: ``[1, T, hidden]``.
-            position_ids: int64 ``[1, T]``.
+            hidden_states, position_ids: ``[1, T, hidden]``, and int64 ``[1, T]``.
             attention_step: the step's work, KV cache and output rows; the cache is written.
         """
         shape = (len(self._rotations), hidden_states.shape[1], self._head_dim)
@@ -57,12 +56,7 @@ class RotatedLayers(nn.Module):
 
 
 class DistinctAngles(nn.Module):
-    """Wraps a rotary embedding so that its angles are in the usual order: the distinct ones, then the same again.
-
-    Args:
-        rotary: the model's.
-        distinct: which of its angles are the distinct ones.
-    """
+    """Wraps a rotary embedding so that its angles are in the usual order: the `distinct` ones, then the same again."""
 
     def __init__(self, rotary: nn.Module, distinct: slice) -> None:
         super().__init__()
@@ -75,14 +69,12 @@ class DistinctAngles(nn.Module):
 
 
 def order_of_dims(head_dim: int, num_rotated: int, is_interleaved: bool) -> torch.Tensor | None:
-    """The order of a head's dimensions in which d and d + head_dim / 2 are rotated as a pair; None: the model's order.
+    """The order of a head's dimensions in which d and d + head_dim / 2 are rotated as a pair: int64 ``[head_dim]``, for
+    each dimension its index in the model's order. None: the model's order.
 
     Args:
-        head_dim: of a head.
         num_rotated: how many dimensions are rotated, the first ones.
         is_interleaved: see `Layout`.
-    Returns:
-        int64 ``[head_dim]``, for each dimension its index in the model's order.
     """
     if num_rotated == head_dim and not is_interleaved:
         return None
@@ -96,7 +88,6 @@ def angles_of(rotary: Any, kind: str, x: torch.Tensor, positions: torch.Tensor) 
     """Cosines and sines, ``[1, T, number of rotated dimensions]`` each.
 
     Args:
-        rotary: the model's rotary embedding.
         kind: an entry of `rotations`, see `RotatedLayers`.
         x: has the device and dtype of the result.
         positions: int64 ``[1, T]``.

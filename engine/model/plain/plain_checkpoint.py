@@ -124,15 +124,12 @@ def fill_in(
     device: torch.device,
     take: Callable[[Any, str, torch.Size], torch.Tensor] = lambda file, name, shape: file.get_tensor(name),
 ) -> list[str]:
-    """Reads a checkpoint's weights into a model on the meta device.
+    """Reads a checkpoint's weights into a model on the meta device; returns the names of the parameters that the files
+    lack.
 
     Args:
         model: from `empty_model` or `empty_stock_model`; changed.
-        folder: the checkpoint's.
-        device: where the model goes.
         take: reads a tensor of this name and shape from an open file.
-    Returns:
-        names of the parameters that the files lack.
     Raises:
         ModelError: a file is damaged, or a tensor has another shape or one byte a value.
     """

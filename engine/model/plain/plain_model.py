@@ -29,11 +29,8 @@ class PlainConfig(SimpleNamespace):
 
 
 class PlainModel(nn.Module):
-    """A decoder and its output layer, with the methods of transformers' models that the engine calls.
-
-    Attributes:
-        generation_config: has ``eos_token_id``, from generation_config.json, else from config.json.
-    """
+    """A decoder and its output layer, with the methods of transformers' models that the engine calls. ``eos_token_id``
+    of `generation_config` is from generation_config.json, else from config.json."""
 
     base_model_prefix = "model"
 
@@ -80,7 +77,7 @@ class PlainDecoder(nn.Module):
         Args:
             input_ids, position_ids: int64 ``[1, T]``.
             attention_step: the step's work and KV cache, which is written.
-            use_cache: ignored; KV is in the step's cache.
+            use_cache: ignored.
         """
         hidden = self.embed_tokens(input_ids)
         angles = self.rotary_emb(hidden, position_ids)

@@ -23,8 +23,6 @@ def make_skeleton(folder: Path, dtype: torch.dtype, change: Callable[[Any], Any]
     """The model of a plain architecture with weights on the meta device, but with rotary frequencies.
 
     Args:
-        folder: the checkpoint's.
-        dtype: of the weights.
         change: applied to the config before.
     """
     config = change(read_config_of(folder))

@@ -29,9 +29,7 @@ def explain(config: PretrainedConfig, make_engine: MakeEngine, found: Difference
     """Names the first layer that differs, and a setting without which there is no difference.
 
     Args:
-        config: of the tiny model.
-        make_engine: the engine's class.
-        found: the result of `find_difference`.
+        config, make_engine: of `find_difference`, which has `found` one.
     """
     layer = _first_layer_that_differs(config, make_engine)
     where = f"layer {layer} is the first that differs" if layer is not None else "it depends on the rest of the batch"

@@ -29,14 +29,8 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 
 def prove(config: PretrainedConfig, make_engine: MakeEngine) -> None:
-    """Refuses an architecture for which the engine's results differ from transformers'.
-
-    Args:
-        config: of the checkpoint.
-        make_engine: the engine's class.
-    Raises:
-        ModelError: names the layer that differs, and a setting without which there is no difference.
-    """
+    """Raises `ModelError` for an architecture for which the engine's results differ from transformers'; it names the
+    layer that differs, and a setting without which there is no difference."""
     refuse_known(config)
     text_config = config.get_text_config(decoder=True)
     refuse_known(text_config)

@@ -23,12 +23,8 @@ _NO_WINDOW_NAME = re.compile("layer|pattern|expert|experts|theta|freq|feed")
 
 def shrink(config: PretrainedConfig) -> PretrainedConfig:
     """A config with the same settings and smaller sizes: layers, but one of each kind, heads, experts, tokens, windows.
-
-    Head dims, query heads per KV head, positions, rotary embeddings, caps and scales do not change.
-
-    Raises:
-        ModelError: the sizes cannot be read, or a small model does not have all kinds of layers of the large one.
-    """
+    Head dims, query heads per KV head, positions, rotary embeddings, caps and scales do not change. Raises `ModelError`
+    if the sizes cannot be read, or a small model does not have all kinds of layers of the large one."""
     try:
         kinds = layer_kinds(config)
     except Exception as error:  # config classes raise errors of any kind

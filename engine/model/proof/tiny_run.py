@@ -46,12 +46,8 @@ MakeEngine = Callable[[Model, EngineConfig], Answers]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A difference between the engine's results and transformers'.
-
-    Attributes:
-        policy: the key of `policies` with which the engine ran.
-        error: largest difference of a log-probability.
-    """
+    """A difference between the engine's results and transformers': with this key of `policies`, and the largest of a
+    log-probability."""
 
     policy: str
     error: float
@@ -95,8 +91,6 @@ def find_difference(
     """Computes a tiny model with both; None if the results agree.
 
     Args:
-        config: of the tiny model.
-        make_engine: the engine's class.
         on_step: called after each of the engine's steps.
     Raises:
         ModelError: the engine or transformers cannot compute the model.

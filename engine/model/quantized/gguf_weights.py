@@ -31,13 +31,9 @@ _NAMES = {
 
 
 class GgufWeights:
-    """A GGUF file's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head".
-
-    Args:
-        folder: from `engine.model.loading.gguf.open_gguf`.
-    Raises:
-        ModelError: the file cannot be read, or is shorter than its table of tensors says.
-    """
+    """A GGUF file's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head". The
+    folder is from `engine.model.loading.gguf.open_gguf`. Raises `ModelError` if the file cannot be read, or is shorter
+    than its table of tensors says."""
 
     def __init__(self, folder: Path) -> None:
         table = json.loads((folder / GGUF_TENSORS).read_text())

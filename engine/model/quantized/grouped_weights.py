@@ -25,14 +25,8 @@ _SCALES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class GroupedWeights:
-    """A checkpoint's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head".
-
-    Args:
-        folder: of the checkpoint.
-        config: `quantization_config` of its config.json.
-    Raises:
-        ModelError: a file cannot be read.
-    """
+    """A checkpoint's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head". The
+    config is `quantization_config` of its config.json. Raises `ModelError` if a file cannot be read."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.file, self._config = folder, config
@@ -149,13 +143,8 @@ class GroupedWeights:
         return nibbles.T + 1  # GPTQ files have zero points minus one
 
     def _unpack(self, raw: npt.NDArray[np.uint8], some: slice, num_bits: int) -> torch.Tensor:
-        """The codes ``[columns, depth]`` of a range of columns.
-
-        Args:
-            raw: the rows of the file's tensor.
-            some: the columns; begins at a multiple of 16.
-            num_bits: of a code.
-        """
+        """The codes ``[columns, depth]`` of the columns `some`, which begin at a multiple of 16, in raw rows of the
+        file's tensor."""
         if self._method == "compressed-tensors":
             rows = torch.from_numpy(raw[some].copy())
             return rows if num_bits == 8 else _nibbles(rows)

@@ -25,13 +25,8 @@ _BYTES_AT_ONCE = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedTensor:
-    """The location of a tensor.
-
-    Attributes:
-        file: index of the mapped file.
-        format: its name in the file.
-        shape: rows first.
-    """
+    """The location of a tensor: the index of the mapped file, its format there, its offset, and its shape, rows
+    first."""
 
     file: int
     format: str
@@ -49,14 +44,8 @@ class MappedTensors:
         self._files: list[Path] = []
 
     def add(self, file: Path, tensors: dict[str, dict[str, Any]]) -> None:
-        """Maps a file.
-
-        Args:
-            file: has the tensors.
-            tensors: format, shape, offset and num_bytes of each, by name.
-        Raises:
-            ModelError: the file cannot be read, or ends before a tensor does.
-        """
+        """Maps a file, which has tensors with these formats, shapes, offsets and num_bytes, by name. Raises
+        `ModelError` if it cannot be read, or ends before a tensor does."""
         try:
             with file.open("rb") as stream:
                 self._maps.append(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
@@ -71,11 +60,7 @@ class MappedTensors:
             self._tensors[name] = MappedTensor(file=len(self._maps) - 1, **tensor | {"shape": shape})
 
     def add_safetensors(self, file: Path) -> None:
-        """Maps a safetensors file.
-
-        Raises:
-            ModelError: its header cannot be read; or as `add`.
-        """
+        """Maps a safetensors file. Raises `ModelError` if its header cannot be read; or as `add`."""
         try:
             with file.open("rb") as stream:
                 header_bytes = int.from_bytes(stream.read(8), "little")
@@ -129,7 +114,6 @@ class MappedTensors:
         """Repacks a matrix in one of `FORMATS`, or in one of `PLAIN`, which is converted to bfloat16.
 
         Args:
-            library: of the kernels.
             name: of the tensor, whose rows are output columns.
             order: for each output column its row in the file; None: the file's order.
         """

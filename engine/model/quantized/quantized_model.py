@@ -48,7 +48,6 @@ def load_quantized(model: str | Path, config: EngineConfig, device: torch.device
     Args:
         model: see `resolve_checkpoint`; `is_quantized` is true for it.
         config: its dtype is "quantized" or "auto" where weights are to stay quantized.
-        device: where the model will be computed.
     Raises:
         ModelError: the checkpoint or this machine is not supported; for a GGUF file only if dtype is "quantized".
     """
@@ -113,13 +112,8 @@ def _why_not(values: Any, weights: QuantizedWeights, config: EngineConfig, devic
 
 
 class QuantizedModel(Model):
-    """A `Model` on the CPU whose layers, output layer and embeddings have quantized weights.
-
-    Args:
-        skeleton: the model on the meta device.
-        weights: of the same model.
-        device: the CPU.
-    """
+    """A `Model` on the CPU whose layers, output layer and embeddings have quantized weights; `skeleton` is the same
+    model on the meta device."""
 
     def __init__(self, skeleton: Any, weights: QuantizedWeights, device: torch.device) -> None:
         super().__init__(skeleton, device=device, owns_weights=True)
@@ -150,14 +144,8 @@ class QuantizedModel(Model):
 def _read_layer(
     weights: QuantizedWeights, library: ctypes.CDLL, layer: Any, index: int, *, is_permuted: bool
 ) -> QuantizedLayer:
-    """The weights of a layer.
-
-    Args:
-        library: of the kernels.
-        layer: on the meta device.
-        index: of the layer.
-        is_permuted: whether the file has the rows of query and key heads in GGUF's order for Llama.
-    """
+    """The weights of a layer on the meta device. With `is_permuted`, the file has the rows of query and key heads in
+    GGUF's order for Llama."""
     shape, place = read_weights(layer, index), f"layers.{index}"
 
     def order_of(name: str) -> npt.NDArray[np.int64]:

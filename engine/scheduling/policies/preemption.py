@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 
 
 def make_room(scheduler: "Scheduler", sequence: Sequence, num_tokens: int, step: "Step") -> bool:
-    """Preempts running requests, the latest first, until a sequence can grow; False if it is itself preempted.
+    """Preempts running requests, the latest first, until a decoding sequence can grow to `num_tokens` own tokens; False
+    if it is itself preempted.
 
     Args:
-        scheduler: of the run.
-        sequence: one that decodes.
-        num_tokens: own tokens that it needs memory for.
         step: the one being scheduled, which counts the preemptions.
     """
     latest: Sequence | None = None
@@ -88,13 +86,8 @@ class BlockStore(Protocol):
 
 
 class SwapSpace:
-    """Own KV of preempted requests, in host memory. With 0 blocks it keeps nothing, and all KV is recomputed.
-
-    Args:
-        store: the KV memory that blocks are copied from and to.
-        num_blocks: most blocks that are kept at once.
-        windows: of each block table (`KVLayout`).
-    """
+    """Own KV of preempted requests, in host memory, for at most `num_blocks` of `store`. With 0 blocks it keeps
+    nothing, and all KV is recomputed. `windows` are those of each block table (`KVLayout`)."""
 
     def __init__(self, store: BlockStore, num_blocks: int, windows: tuple[int, ...] = (0,)) -> None:
         self._store = store

@@ -29,25 +29,14 @@ SWIGLU_COLUMNS = 2048
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """Quantised rows, the operands of `torch._scaled_mm`.
-
-    Args:
-        values: fp8 ``[T, n]``.
-        scales: fp32 ``[T, 1]``.
-    """
+    """Quantised rows, the operands of `torch._scaled_mm`: fp8 values ``[T, n]`` and fp32 scales ``[T, 1]``."""
 
     values: torch.Tensor
     scales: torch.Tensor
 
     @classmethod
     def empty(cls, num_rows: int, size: int, dtype: torch.dtype, device: torch.device) -> "ScaledRows":
-        """Uninitialised rows.
-
-        Args:
-            num_rows, size: T and n.
-            dtype: of the values.
-            device: of values and scales.
-        """
+        """Uninitialised rows. See `ScaledRows`."""
         scales = torch.empty((num_rows, 1), dtype=torch.float32, device=device)
         return cls(torch.empty((num_rows, size), dtype=dtype, device=device), scales)
 
@@ -62,13 +51,12 @@ def quantize_weights(weights: torch.Tensor, dtype: torch.dtype) -> ScaledRows:
 def scaled_linear(
     rows: ScaledRows, weights: ScaledRows, bias: torch.Tensor | None, out_dtype: torch.dtype
 ) -> torch.Tensor:
-    """The product of rows and weights.
+    """The product of rows and weights: ``[T, columns]`` of out_dtype.
 
     Args:
         rows: ``[T, depth]``.
         weights: ``[columns, depth]``, in the same format.
         bias: ``[columns]``.
-        out_dtype: of the result ``[T, columns]``.
     """
     if rows.values.is_cpu and torch.__version__ < "2.13":  # older torch supports only one scale per matrix on a CPU
         found = (rows.values.float() @ weights.values.float().t()) * rows.scales * weights.scales.t()
@@ -207,8 +195,7 @@ def quantize_rows(x: torch.Tensor, out: ScaledRows, row_parts: torch.Tensor, row
     """Quantises rows of attention's result; rows that no tile has written become zeros.
 
     Args:
-        x: ``[T, n]``.
-        out: R rows of n, written.
+        x, out: ``[T, n]``, and R rows of n to write.
         row_parts: int32 ``[T or more]``, any stride: number of parts of each row's attention; 0: not written.
         rows: int64 ``[R]``, the rows of x to quantise; None: all, R = T.
     """

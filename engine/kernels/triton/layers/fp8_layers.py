@@ -25,15 +25,9 @@ MULTIPLE = 16
 
 
 class Fp8Layer(GpuLayer):
-    """`GpuLayer` in 10 launches: one more quantises attention's result and selects its rows.
-
-    The other inputs of products are quantised by the launches that compute them, the norms and SwiGLU.
-
-    Args:
-        dtype: of the products' operands.
-    Raises:
-        ModelError: the size of a matrix is not supported.
-    """
+    """`GpuLayer` in 10 launches: one more quantises attention's result and selects its rows. The other inputs of
+    products are quantised by the launches that compute them, the norms and SwiGLU. Raises `ModelError` if the size of a
+    matrix is not supported by products of `dtype`."""
 
     def __init__(self, attention: "TritonAttention", weights: LayerWeights, dtype: torch.dtype) -> None:
         super().__init__(attention, weights)

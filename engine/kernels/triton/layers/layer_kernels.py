@@ -163,8 +163,7 @@ def add_rms_norm(
     """Adds the addend to the residual stream, and computes the RMSNorm of the sum.
 
     Args:
-        residual: ``[T, n]``.
-        weight: ``[n]``.
+        residual, weight: ``[T, n]`` and ``[n]``.
         addend: ``[R, n]``; None: nothing is added.
         rows: int64 ``[R]``, the rows of residual to use, only with an addend; None: all, R = T.
         normed: ``[R, n]`` to write the norm to, quantised if it is `ScaledRows`; None: a new tensor.
@@ -218,7 +217,8 @@ def rotate_and_write_kv(
     epsilon: float = 0.0,
     query: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Norms queries and keys if norms are given, rotates them, and writes keys and values to their slots.
+    """Norms queries and keys if norms are given, rotates them, and writes keys and values to their slots. Returns
+    `query`.
 
     Args:
         qkv: ``[T, (num_q_heads + 2 * num_kv_heads) * head_dim]``: query, key, value heads.
@@ -226,10 +226,7 @@ def rotate_and_write_kv(
         k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, the same strides; or in fp8 (fp8.py).
         slots: int64 ``[T or more]``, block id * block size + offset; -1: not written.
         q_norm, k_norm: ``[head_dim]``, both or neither.
-        epsilon: of the norms.
         query: ``[T, num_q_heads, head_dim]`` to write to; None: a new tensor.
-    Returns:
-        query.
     Raises:
         ValueError: the launch does not support the shapes, dtypes or strides.
     """
@@ -270,13 +267,8 @@ def rotate_and_write_kv(
 
 
 def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """silu(gate) * up of ``[T, 2 n]``, gate beside up.
-
-    Args:
-        out: ``[T, n]`` to write to; None: a new tensor.
-    Raises:
-        ValueError: the launch does not support the shapes, dtypes or strides.
-    """
+    """silu(gate) * up of ``[T, 2 n]``, gate beside up, into `out` ``[T, n]`` or a new tensor. Raises `ValueError` if
+    the launch does not support the shapes, dtypes or strides."""
     num_rows, size = len(gate_up), gate_up.shape[1] // 2
     if out is None:
         out = gate_up.new_empty((num_rows, size))
