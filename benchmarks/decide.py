@@ -34,7 +34,7 @@ from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import requests_schema
 from tasks.storage.artifact import write_parquet
-from tasks.storage.plan_samples import read_all_rows
+from tasks.storage.plan_file import read_all_rows
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import Workload, load_workload
 

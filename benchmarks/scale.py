@@ -48,8 +48,7 @@ from tasks.prompts.prompt import build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import read_requests
 from tasks.storage.artifact import describe_parquet
-from tasks.storage.plan_file import read_partition, read_plan_summary
-from tasks.storage.plan_samples import read_spread_rows
+from tasks.storage.plan_file import read_partition, read_plan_summary, read_spread_rows
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import load_workload
 

@@ -22,7 +22,6 @@ def start_child(
 
     Args:
         module: its first argument is the file descriptor of its end of the socket.
-        arguments: the module's further arguments.
         pass_fds: further file descriptors that stay open in the child.
         environment: variables that are added to this process's.
     """

@@ -15,9 +15,8 @@ from engine.errors import BusyError, ConfigError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.lookup import make_lookup
 from engine.execution.output import Decoder, TokenSampler, complete
-from engine.execution.overlapped_steps import run_overlapped
 from engine.execution.step_record import StepMetrics, StepRecord
-from engine.execution.step_runner import CommittedSteps, StepRunner, can_overlap, run_steps
+from engine.execution.step_runner import CommittedSteps, StepRunner, can_overlap, run_overlapped, run_steps
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
 from engine.model.compiling import compile_if_long
@@ -31,7 +30,7 @@ from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step_result import Answered
+from engine.scheduling.step import Answered
 from engine.several_processes import check_model
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class Engine(BatchCalls):
 
     Args:
         model: loaded; its layers may be replaced by native ones.
-        config: how to compute.
         checkpoint: of the model, for a second process and for pooling layers; None where the model is an object.
     """
 
@@ -96,7 +94,6 @@ class Engine(BatchCalls):
 
         Args:
             model: checkpoint folder, GGUF file, hub id, or a loaded causal LM (which is switched to our attention).
-            config: defaults to `EngineConfig()`.
             adapter: LoRA adapter that is added to the weights.
             keeps_base: whether `use_adapter` will be called; the base's weights are then kept in memory, too.
             shard: the rank whose share is computed here; None: the model is whole, or this rank starts the others.
@@ -191,7 +188,6 @@ class Engine(BatchCalls):
             requests: modes may be mixed.
             groups: their members' request_indices point into `requests`; each request is in one group.
             decode: needed where a request has stop strings.
-            on_step: called after each step.
         """
         sampler = TokenSampler(self._model, decode)
         if any(request.is_pooled or request.is_constrained for request in requests):

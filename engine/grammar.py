@@ -177,7 +177,6 @@ class Constraint:
     """The state of one answer in its grammar.
 
     Args:
-        grammar: of the request.
         known: tokens of the grammar's opening that the answer has already.
     Attributes:
         forced: the next tokens where they are forced; where the answer is complete, its end-of-sequence token.

@@ -12,8 +12,7 @@ from tasks.read import ReadResult
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary
-from tasks.storage.plan_samples import count_partition_rows
+from tasks.storage.plan_file import PlanSummary, count_partition_rows
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")

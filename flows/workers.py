@@ -44,10 +44,6 @@ class Workers:
     Args:
         settings: which processes and machines compute.
         is_isolated: run engines in processes of their own, since a row may crash one; see `needs_isolation`.
-        make_room: called before engines are loaded.
-
-    Attributes:
-        are_loaded: whether the model is in memory.
     """
 
     def __init__(

@@ -23,8 +23,7 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.read import AnswerLength, ReadResult, read_answer_length
 from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary, read_plan_summary
-from tasks.storage.plan_samples import read_all_rows
+from tasks.storage.plan_file import PlanSummary, read_all_rows, read_plan_summary
 from tasks.workloads.workload import Workload
 
 

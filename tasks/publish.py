@@ -43,12 +43,6 @@ def check_target(database: Path, target: Path) -> None:
             raise ConfigError(f"publish: {target} is not a DuckDB database and would be replaced; name another file")
 
 
-@task(name="publish", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
-def publish(database: str, target: str) -> int:
-    """`publish_copy` as a task. It is retried, because a lock or a full disk may not last."""
-    return publish_copy(database, target)
-
-
 def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> None:
     """`publish` at the end of a flow.
 
@@ -94,6 +88,12 @@ def publish_copy(database: str | Path, target: str | Path, *, lock_timeout_secon
         if time.monotonic() > deadline:
             raise DatabaseError(f"{database} is written to all the time; waited {lock_timeout_seconds:g} s")
         time.sleep(WAIT_SECONDS)
+
+
+publish = task(name="publish", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)(
+    publish_copy
+)
+"""`publish_copy` as a task. It is retried, because a lock or a full disk may not last."""
 
 
 def _keep_writers_out(descriptor: int, database: Path) -> bool:

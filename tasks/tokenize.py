@@ -14,8 +14,15 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError, WorkloadError
 from engine.model.loading.checkpoint import read_json
-from tasks.prompts.prompt import SUFFIX, Encode, PromptEncoder, RequestForm, workload_format
-from tasks.prompts.row_formats import ROW_LAYOUT, encode_by_layout
+from tasks.prompts.prompt import (
+    ROW_LAYOUT,
+    SUFFIX,
+    Encode,
+    PromptEncoder,
+    RequestForm,
+    encode_by_layout,
+    workload_format,
+)
 from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.text_limit import limit_prompts
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet

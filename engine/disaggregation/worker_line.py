@@ -31,7 +31,6 @@ class PrefillJob:
     """The first message to a worker: what to load and how to compute.
 
     Attributes:
-        model: checkpoint.
         config: of the engine that decodes, without "auto" where both must agree, and with the worker's device.
         kv_shape: of that engine's model.
     """
@@ -148,7 +147,6 @@ class WorkerLine:
     pages that were written take memory.
 
     Args:
-        connection: connected stream socket.
         memory_fd: of a file in memory of `num_bytes` bytes.
         num_bytes: of all regions together; a region has room for the KV of any step.
     """

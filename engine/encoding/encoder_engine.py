@@ -114,7 +114,6 @@ class EncoderEngine(BatchCalls):
         Args:
             groups: their members say which requests have the same text; a prefix is not shared.
             decode: not used: there is nothing to decode.
-            on_step: called after each step.
         Raises:
             ModelError: the checkpoint does not answer requests of one of the modes.
         """

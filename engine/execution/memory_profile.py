@@ -69,7 +69,6 @@ class MemoryProfile:
     """A device's memory, and its use besides KV, in bytes.
 
     Attributes:
-        total: memory of the device.
         elsewhere: used by other processes, and by the driver for this one.
         resident: weights, and everything else that is kept between steps.
         step: the most that a full step takes while it is computed and sampled.

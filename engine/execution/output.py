@@ -18,8 +18,7 @@ from engine.model.model import Model
 from engine.pooling.pooled_rows import pooled_answer
 from engine.request import Request
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Step
-from engine.scheduling.step_result import Answered, StepTokens
+from engine.scheduling.step import Answered, Step, StepTokens
 
 Decoder = Callable[[Sequences[int]], str]
 """The caller's detokenizer: token ids to text."""

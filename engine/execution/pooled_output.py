@@ -14,8 +14,7 @@ from engine.model.model import Model
 from engine.pooling.pooled_rows import PooledRows
 from engine.pooling.pooler import Pooler, causal_pooler, why_too_many
 from engine.request import Mode, Request
-from engine.scheduling.step import Step
-from engine.scheduling.step_result import StepTokens
+from engine.scheduling.step import Step, StepTokens
 
 
 @dataclass(frozen=True, slots=True)

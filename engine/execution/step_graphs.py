@@ -104,7 +104,6 @@ class StepGraphs:
         backend: its launches depend only on the DeviceWork (`TritonAttention.has_fixed_launches`).
         buckets: see `find_buckets`.
         max_model_len: longest prompt plus answer, in tokens.
-        make_graph: makes a new graph.
     """
 
     def __init__(

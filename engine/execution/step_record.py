@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.scheduling.prefix_node import PrefixNode
     from engine.scheduling.scheduler import Scheduler
-    from engine.scheduling.step import Step
-    from engine.scheduling.step_result import Answered
+    from engine.scheduling.step import Answered, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +20,12 @@ class StepRecord:
         num_decode_tokens: rows that continue an answer or a label of several tokens, guesses included. Where steps
             overlap, one more for an answer that ends by an end token or a stop string.
         num_suffix_tokens: rows of prompts' own parts; rows that are recomputed after a preemption count again.
-        num_prefix_tokens: rows of shared prefixes.
         num_kv_blocks_used: blocks in use while the step is computed.
         num_prefix_kv_blocks, num_request_kv_blocks: of these, held by shared prefixes and by requests' own tokens.
         num_cached_kv_blocks: blocks that are free, but still in the LRU cache (sharing "lru").
-        num_kv_blocks_total: the block pool's size.
         num_running_requests: requests that hold KV.
         num_waiting_requests: requests not started, or preempted.
         num_finished_requests: requests answered in this step, duplicates included.
-        num_preempted_requests: requests that lost their KV in this step.
         duration_ms: wall time of the step, scheduling and sampling included.
         num_padding_tokens: rows of padding, computed and thrown away; not among the tokens above.
         num_swapped_kv_blocks: blocks of preempted requests' KV in host memory after the step.

@@ -25,7 +25,6 @@ class AttentionBatch:
         prefix_block_starts: int32 ``[G + 1]`` into prefix_block_ids.
         prefix_block_ids: int32, block table entries of all prefixes, concatenated.
         slot_mapping: int64 ``[T]``, where each row's key and value are written: block id * block_size + offset.
-        block_size: tokens in a KV block.
     """
 
     cu_seqlens_q: npt.NDArray[np.int32]

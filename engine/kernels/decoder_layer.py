@@ -44,7 +44,6 @@ class LayerWeights:
         qkv: query, key and value heads concatenated.
         gate, up: ``[intermediate, hidden]``.
         q_norm, k_norm: ``[head_dim]``; None: heads are not normed.
-        epsilon: of every norm.
         scale, window: see `AttentionBackend.attend`.
         final_norm: ``[hidden]``, in the last layer only, if the backend's layers compute it (`has_final_norm`).
         all_reduce: sums the results of `output` and `down` over the ranks of a sharded model, in place; None: one rank.

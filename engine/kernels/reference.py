@@ -84,7 +84,6 @@ def sequence_rows(batch: AttentionBatch, group: int, sequence: int, device: torc
 
     Args:
         group, sequence: indices into the batch; the group is the sequence's.
-        device: of the positions.
     """
     first, last = batch.cu_seqlens_q[sequence : sequence + 2].tolist()
     end = int(batch.prefix_lens[group] + batch.suffix_lens[sequence])

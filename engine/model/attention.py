@@ -31,7 +31,6 @@ def make_attention(
     Args:
         name: as in `EngineConfig.attention`. "auto" is "fused" on a GPU; on a CPU it is "native" if that supports the
             model and compiles, else "torch".
-        block_size: tokens in a KV block.
         has_layers: whether the backend's own layers can compute the model; else it computes only attention.
     Raises:
         ConfigError: the backend does not run on the device, or does not support the model.

@@ -51,8 +51,6 @@ class Model:
         read_layer, join_layers, finish_logits: how the family's layers are read, joined into one module, and how its
             logits are scaled or capped.
         draw_tokens: the backend's `engine.kernels.draw.draw_tokens`.
-        weight_bytes: of all parameters.
-        eos_token_ids: tokens that end an answer.
     """
 
     def __init__(

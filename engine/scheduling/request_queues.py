@@ -30,11 +30,6 @@ class RequestQueues:
     A group waits until its prefix gets memory. Its requests then wait until the prefix is computed. From then on they
     are ready, preempted ones first. With memory of their own they prefill, then decode.
 
-    Args:
-        groups: the requests, in any order.
-        pool: KV blocks.
-        config: the policies, and the limits of a step.
-        admission: decides which requests get KV memory.
     Attributes:
         mixes_phases: whether a step may hold both prompts and decode tokens.
         waiting_groups: groups not started, in the order in which they start.

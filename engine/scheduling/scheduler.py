@@ -15,8 +15,7 @@ from engine.scheduling.batch_queues import BatchQueues
 from engine.scheduling.policies.preemption import SwapSpace, evict_idle_prefixes, make_room
 from engine.scheduling.request_queues import RequestQueues
 from engine.scheduling.sequence import ScheduledGroup, Sequence
-from engine.scheduling.step import Step
-from engine.scheduling.step_result import Answered, StepTokens
+from engine.scheduling.step import Answered, Step, StepTokens
 
 if TYPE_CHECKING:
     from engine.scheduling.prompt_lookup import PromptLookup
@@ -29,14 +28,9 @@ class Scheduler:
     launched, `advance` so that the next step can be scheduled before the tokens of this one are known.
 
     Args:
-        groups: the requests, in any order.
         pool: from `make_pool`; it can hold each request of the groups alone, with its prefix.
-        config: the policies, and the limits of a step.
         swap: host memory for the KV of preempted requests; None where nothing is swapped.
         lookup: guesses tokens of answers; None where nothing is guessed.
-    Attributes:
-        queues: of waiting and running requests.
-        admission: decides which requests get KV memory.
     """
 
     def __init__(

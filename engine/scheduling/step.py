@@ -1,11 +1,14 @@
-"""One step: the tokens that it computes, and its layout as a token batch."""
+"""One step: the tokens that it computes, its layout as a token batch, and what it gives."""
 
+from collections.abc import Callable, Container
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.completion import FinishReason
 from engine.kv.block_pool import NO_BLOCKS, BlockPool
 from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.prefix_node import PrefixNode
@@ -19,7 +22,6 @@ class Step:
     """Work of one step. The scheduler adds work, then calls `finalize`; nothing is added after that.
 
     Attributes:
-        block_size: tokens in a KV block.
         room: number of tokens that may still be added; 0 also where a single whole prompt exceeds the step.
         decodes, suffixes, prefixes: sequence or prefix node, and the number of its next tokens.
         padded_length: length that shorter prompts are padded to; 0 where none is padded.
@@ -138,3 +140,29 @@ class Step:
         if self.padded_length:
             chunks, groups = pad_chunks(self, chunks, groups)
         return build_token_batch(chunks, [group for group in groups if group.num_chunks], self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTokens:
+    """The tokens sampled in one step.
+
+    Attributes:
+        token_ids: one for each row of `Step.sampled`.
+        watched_rows: indices of those that may end their answer, or force the tokens that follow.
+        follow: called in order, with each watched row whose token becomes part of its answer. Returns the forced tokens
+            that follow, as many as the answer has room for, and why the answer ends with them, unless by its length.
+    """
+
+    token_ids: Sequences[int]
+    watched_rows: Container[int]
+    follow: Callable[[int], tuple[Sequences[int], FinishReason | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answered:
+    """A sequence that is answered, or ended with an error because its memory was taken. With a late row, the step in
+    flight still computes a row of the sequence, whose result is dropped."""
+
+    sequence: Sequence
+    reason: FinishReason
+    has_late_row: bool = False

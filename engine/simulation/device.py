@@ -22,14 +22,12 @@ class Device:
 
     Attributes:
         name: value of the option `--device`.
-        title: of the product.
         peak_flops: number format to dense operations per second; a multiplication and an addition are two.
         peak_bytes_per_second: of reading memory.
         memory_bytes: of the device; weights and KV share it.
         compute_efficiency, memory_efficiency: fraction of the peaks that a step is assumed to reach, 0 to 1.
         host_s_per_layer: seconds that the host takes to launch one layer of a step.
         overlaps_host: whether the device computes meanwhile; not so for a CPU, which is its own host.
-        source: of the figures.
     """
 
     name: str

@@ -22,8 +22,7 @@ from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import most_blocks
-from engine.scheduling.step import Step
-from engine.scheduling.step_result import StepTokens
+from engine.scheduling.step import Step, StepTokens
 from engine.simulation.device import Roofline, StepCost, StepWork
 
 Resource = Literal["compute", "memory bandwidth", "KV capacity", "host"]
@@ -35,7 +34,6 @@ class SimulatedStep:
 
     Attributes:
         record: as in a real run, with a predicted duration_ms.
-        cost: the parts of the prediction.
         is_held_back: requests were waiting and the step had room for their tokens, but there was no KV memory for them.
         is_busy: the step is full (its tokens, padding included, reach max_num_batched_tokens) or leaves requests
             waiting. The steps after a plan's last busy one are its cool-down, as in
@@ -76,10 +74,8 @@ def simulate_plan(
         requests: modes may be mixed.
         groups: their members' request_indices point into `requests`.
         num_answer_tokens: length of every answer, at most its request's max_new_tokens; >= 1.
-        num_kv_blocks: size of the block pool.
         config: the policies, and the limits of a step. Host memory for swapped KV is assumed to suffice, and the time
             of its copies is not counted.
-        roofline: predicts the cost of a step.
         windows: of the block tables of the model's layers (`KVLayout`).
     """
     pool = make_pool(config, num_kv_blocks, windows)
@@ -191,7 +187,6 @@ class SimulationSummary:
     Attributes:
         num_prompt_tokens: of prefixes and suffixes; tokens that are recomputed after a preemption count again.
         num_decode_tokens: rows that continue an answer.
-        peak_kv_blocks: the most KV blocks in use in a step.
         peak_running_requests: the most requests that hold KV at the end of a step.
         seconds: predicted.
         seconds_by_resource: the same, by the resource that limits each step.

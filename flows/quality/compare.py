@@ -98,8 +98,6 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
     """See `compare`.
 
     Args:
-        night: the source of rows and the engines.
-        first, second: the workloads.
         num_rows: size of the sample.
         gold: table of expected values; None for none.
     """

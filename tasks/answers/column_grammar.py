@@ -82,7 +82,7 @@ def value_grammar(type_: Any, bounds: Bounds) -> str:
         return rf"/-?{whole}" + (rf"(\.[0-9]{{1,{scale}}})?/" if scale else "/")
     if kind == "enum":
         ((_, values),) = type_.children
-        return "(" + " | ".join(_literal(json.dumps(value, ensure_ascii=False)) for value in values) + ")"
+        return "(" + " | ".join(_literal(_literal(value)) for value in values) + ")"
     if kind == "struct":
         return object_grammar({name: f'({value_grammar(child, bounds)} | "null")' for name, child in type_.children})
     if kind in ("list", "array"):
@@ -97,8 +97,7 @@ def object_grammar(values: dict[str, str]) -> str:
     """An expression for a JSON object with these names, in order; `values` maps them to the expressions of values."""
     parts = []
     for number, (name, value) in enumerate(values.items()):
-        key = json.dumps(name, ensure_ascii=False)
-        parts.append(f"{_literal(('{' if number == 0 else ', ') + key + ': ')} {value}")
+        parts.append(f"{_literal(('{' if number == 0 else ', ') + _literal(name) + ': ')} {value}")
     return f'({" ".join(parts)} "}}")'
 
 

@@ -66,7 +66,6 @@ class Question:
 
     Attributes:
         type: BOOLEAN, ENUM('a', 'b', ...), or SCORE(a, b): the expected value over the whole numbers a to b.
-        ask: the question's text for the model.
     """
 
     type: Annotated[str, must(find_labels, _EXPECTED)]

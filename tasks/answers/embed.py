@@ -13,8 +13,7 @@ from engine.completion import Completion
 from engine.encoding.families import is_encoder
 from engine.errors import WorkloadError
 from engine.pooling.sentence_files import check_causal_pooling, read_sentence_files
-from tasks.answers.kind import EncodeLabels
-from tasks.answers.pooled import PooledKind, TooLong
+from tasks.answers.kind import EncodeLabels, PooledKind, TooLong
 from tasks.answers.toml_value import CONFIG, Output, must
 
 
@@ -31,9 +30,6 @@ class Embedding(PooledKind):
     """
 
     mode: ClassVar[str] = "embed"
-    max_answer_tokens: ClassVar[int] = 1
-    score_labels: ClassVar[tuple[str, ...]] = ()
-    rank_within: ClassVar[str] = ""
 
     dimensions: Annotated[StrictInt, must(lambda number: number >= 1, "must be at least 1, got {!r}")] | None = None
     normalize: StrictBool | None = None
@@ -75,9 +71,6 @@ class Embedding(PooledKind):
     @property
     def columns(self) -> Mapping[str, str]:
         return {"embedding": "float[]" if self.dimensions is None else f"float[{self.dimensions}]"}
-
-    def check(self, key: Sequence[str]) -> None:
-        pass
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
         return [{"mode": "embed", "dimensions": self.dimensions, "normalize": self.normalize}]

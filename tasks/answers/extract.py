@@ -29,7 +29,6 @@ class Column(Bounds):
 
     Attributes:
         type: DuckDB type, spelled as DuckDB does.
-        ask: description of the column for the model.
         not_null: the model must give a value even if the text has none.
     """
 
@@ -77,7 +76,6 @@ class Extraction(SingleRequest):
 
     mode: ClassVar[str] = "extract"
     is_decoded: ClassVar[bool] = True
-    rank_within: ClassVar[str] = ""
 
     asked: Columns = Field(default_factory=dict, alias="columns")
     schema: SchemaText = ""

@@ -1,7 +1,6 @@
 """``mode = "score"`` with ``labels = "checkpoint"``: the model's classification head, as rerankers have, decides."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -9,11 +8,9 @@ from typing import Any, Literal, Self
 from pydantic.dataclasses import dataclass
 from tokenizers import Tokenizer
 
-from engine.completion import Completion
 from engine.errors import ModelError, WorkloadError
 from engine.pooling.class_labels import ClassLabels
-from tasks.answers.kind import EncodeLabels
-from tasks.answers.pooled import PooledKind, TooLong
+from tasks.answers.kind import EncodeLabels, PooledKind, TooLong
 from tasks.answers.score import ScoreKind, ScoreOutput
 from tasks.answers.toml_value import CONFIG, Texts
 
@@ -65,15 +62,13 @@ class HeadScore(ScoreKind, PooledKind):
     def score_labels(self) -> tuple[str, ...]:
         return () if isinstance(self.labels, str) else self.labels
 
+    @property
+    def score_index(self) -> int:
+        return self.score_labels.index(self.score_label)
+
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
         separator = encode_labels([self.pair])[0][0] if self.pair else None
         return [{"mode": "classify", "pair_separator": separator}]
-
-    def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
-        logprobs, labels = [float(logprob) for logprob in completion.label_logprobs], self.score_labels
-        best = max(range(len(logprobs)), key=logprobs.__getitem__)
-        score = math.exp(logprobs[labels.index(self.score_label)])
-        return {"score": score, "label": labels[best], "label_logprobs": logprobs}
 
 
 def find_pair_separator(checkpoint: Path) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import pyarrow as pa
 
@@ -38,7 +38,6 @@ class AnswerKind:
         is_pooled: answers are computed from the prompt's hidden states; encoders support no other kinds.
         thinking: the file's key ``thinking``; empty for the chat template's default.
         has_chat: prompts use the chat template unless the file says otherwise.
-        output: the file's table ``[output]``.
     """
 
     __slots__ = ()
@@ -156,11 +155,21 @@ class SingleRequest(AnswerKind):
     suffixes: ClassVar[Sequence[str]] = ("",)
 
 
-class PlainAnswer(SingleRequest):
-    """A kind whose answers are one text or one choice, in the columns of `PLAIN_FIELDS`."""
+TooLong = Literal["truncate", "error"]
+"""What happens to a text with more tokens than the model takes: its end is cut off, or its row gets an error."""
+
+
+class PooledKind(SingleRequest):
+    """An embedding, or the classes of a classification head; encoders support no other kinds."""
 
     __slots__ = ()
 
-    part_fields: ClassVar[Sequence[pa.Field]] = PLAIN_FIELDS
-    insert_statement: ClassVar[str] = "write/insert_answers"
-    instructions: ClassVar[str] = ""
+    is_pooled: ClassVar[bool] = True
+    has_chat: ClassVar[bool] = False
+
+    too_long: TooLong
+
+    @property
+    def pair_separator(self) -> str:
+        """Control tokens between the texts of a pair; empty if there is one text."""
+        return ""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from engine.completion import Completion
-from tasks.answers.kind import AnswerKind, EncodeLabels, PlainAnswer
+from tasks.answers.kind import AnswerKind, EncodeLabels, SingleRequest
 from tasks.answers.toml_value import CONFIG, Output, Texts, must, refuse_if
 
 NO_DECODING = {"max_new_tokens": 64, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": ()}
@@ -29,7 +29,6 @@ class ScoreKind(AnswerKind):
 
     mode: ClassVar[str] = "score"
     has_labels: ClassVar[bool] = True
-    max_answer_tokens: ClassVar[int] = 1
 
     output: ScoreOutput
 
@@ -51,9 +50,20 @@ class ScoreKind(AnswerKind):
             f"[output]: rank_within must be one of the key columns {list(key)}, got {self.rank_within!r}",
         )
 
+    @property
+    def score_index(self) -> int:
+        """The index in `score_labels` of the label whose probability is the score."""
+        return 0
+
+    def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
+        logprobs = [float(logprob) for logprob in completion.label_logprobs]
+        best = max(range(len(logprobs)), key=logprobs.__getitem__)
+        score = math.exp(logprobs[self.score_index])
+        return {"score": score, "label": self.score_labels[best], "label_logprobs": logprobs}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
-class LabelScore(ScoreKind, PlainAnswer):
+class LabelScore(ScoreKind, SingleRequest):
     """A choice among labels; the score is the probability of the first."""
 
     labels: Annotated[
@@ -72,8 +82,3 @@ class LabelScore(ScoreKind, PlainAnswer):
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
         return [{"mode": "score", "labels": encode_labels(self.labels)}]
-
-    def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
-        logprobs = [float(logprob) for logprob in completion.label_logprobs]
-        best = max(range(len(logprobs)), key=logprobs.__getitem__)
-        return {"score": math.exp(logprobs[0]), "label": self.labels[best], "label_logprobs": logprobs}

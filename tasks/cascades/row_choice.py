@@ -19,9 +19,7 @@ class RowChoice:
     """The rows of the workload's query that a step of a cascade answers.
 
     Attributes:
-        role: of the step.
         model_digest: of the model that answers every row.
-        num_sampled: rows of the sample.
         threshold: rows whose answer has a lower probability are unsure; None: all rows are.
     """
 

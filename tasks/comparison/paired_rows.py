@@ -47,7 +47,6 @@ def pair_workloads(first: Workload, second: Workload, checkpoint: Path) -> Workl
 
     Args:
         first, second: with the same key.
-        checkpoint: the model's folder.
     Raises:
         WorkloadError: their keys or adapters differ, or one gives embeddings.
     """
@@ -82,7 +81,6 @@ def pair_prompts(
     Args:
         requests: of all rows of the first workload.
         chosen: requests of the second's rows that are compared, numbered from 0.
-        folder: for the files.
         max_model_len: tokens of the longest prompt plus answer.
     Raises:
         ModelError: the tokenizer cannot be used for a workload.

@@ -59,7 +59,6 @@ def connect(
 
     Args:
         create: make the file if it is missing.
-        lock_timeout_seconds: how long to wait for the lock.
         memory_limit: of DuckDB, as in "2GB"; sorts and joins that need more spill to disk. None is DuckDB's default,
             80% of the machine's memory.
 

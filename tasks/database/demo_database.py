@@ -45,7 +45,6 @@ class DemoContents:
     """The rows of the demo's database.
 
     Attributes:
-        documents: by name.
         questions: document name to its questions.
         searches: text of a search to its candidates' names, in alphabetical order.
         kinds: document name to the kind of what it describes, for documents where Python itself proves the kind.

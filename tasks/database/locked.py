@@ -20,11 +20,11 @@ NO_DATABASE = "{} cannot be opened: not a valid DuckDB database file"
 def wait_and_open(
     path: Path, error: duckdb.Error, *, read_only: bool, lock_timeout_seconds: float
 ) -> duckdb.DuckDBPyConnection:
-    """Open a file that could not be opened at once, see `connect`; for reading, it is opened for writing if this
-    process has it so.
+    """Open a file that could not be opened at once. See `connect`.
 
     Args:
         error: of the first attempt.
+        read_only: open it for reading, unless this process has it open for writing.
     """
     deadline = time.monotonic() + lock_timeout_seconds
     wait_seconds = 0.02

@@ -44,7 +44,6 @@ class Metric:
         reference: "gold", or the id of the run that the answers were compared with.
         label: None for the column as a whole.
         low, high: 95% confidence interval; None if there are too few rows for one.
-        num_rows: from which the value is computed.
     """
 
     reference: str

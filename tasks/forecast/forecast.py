@@ -115,9 +115,7 @@ class Prediction:
     """A simulated run.
 
     Attributes:
-        device: its rates give the times.
         dtype: of weights and KV.
-        weight_bytes: size of the model on the device.
         num_oversized_rows: rows that do not fit into the KV budget even alone; they become error rows.
         num_engines: engines that run in parallel, each on such a device.
         seconds: until the last engine is done.

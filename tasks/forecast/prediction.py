@@ -18,8 +18,7 @@ from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary, read_partition
-from tasks.storage.plan_samples import count_partition_rows
+from tasks.storage.plan_file import PlanSummary, count_partition_rows, read_partition
 from tasks.workers.engine_team import EngineTeam, hand_out
 from tasks.workloads.workload import Workload
 
@@ -33,7 +32,6 @@ class RunPrediction:
 
     Attributes:
         simulated: steps, tokens and times of the simulated partitions, of all engines together.
-        num_simulated: how many partitions were simulated.
         scale: cost of the whole plan over that of the simulated partitions.
         partition_seconds: of each partition; for those that were not simulated, in proportion to the plan's costs.
         seconds: until the last engine is done.
@@ -56,7 +54,6 @@ def predict(
     Args:
         simulate: takes the number of a partition.
         plan: with costs and dispatch order; a single engine takes the partitions by number.
-        num_engines: engines that run in parallel.
         since: `time.perf_counter` at the start of a prediction that may stop early: it simulates at least two
             partitions, and others as `MOST_TIME_SHARE` allows. None to simulate all.
     """
@@ -95,7 +92,6 @@ def find_fitting(
 
     Args:
         order, seconds: in which partitions are taken, and how long each takes.
-        seconds_left: until the deadline.
     """
     ends = [0.0] * num_engines
     shares = {}

@@ -47,11 +47,7 @@ class SampledForecast:
     Attributes:
         num_rows: all rows, from which the sample was chosen.
         seconds: of inference: simulated with the sample's answer length, times `speed_ratio`.
-        answer_tokens: mean tokens of an answer.
-        num_prompt_tokens: prompt tokens to compute.
-        num_output_tokens: of all answers.
         speed_ratio: real over simulated time of the sample's steps.
-        weight_bytes: size of the model.
         peak_kv_bytes: the most KV that a step uses, of `kv_budget_bytes`, on each engine.
     """
 
@@ -94,7 +90,6 @@ def forecast_whole(
     Args:
         plan, workload: of all rows, and what they ask.
         output_tokens: of each answer in the sample.
-        team: the engines of the night.
     Raises:
         ArtifactError: a plan is not what its reference says.
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.

@@ -40,11 +40,9 @@ class LayoutAdvice:
     """Layouts of workloads that are planned together.
 
     Attributes:
-        workloads: their names.
         num_rows: of all queries, without rows that have an error.
         num_prompt_tokens: of all rows, without sharing.
         costs: "as written" first.
-        sentences: the advice.
     """
 
     workloads: tuple[str, ...]

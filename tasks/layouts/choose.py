@@ -153,7 +153,6 @@ def _pick_parts(groups: Hashes, num_bytes: Ints, may_take: Bools, own_next: Ints
 
     Args:
         groups: ``[num_rows, num_parts]``; rows with the same beginning and the same text in a part form a group.
-        num_bytes: of the parts.
         may_take: whether the row may put the part next; true for at least one part.
         own_next: the part that a row puts next if it shares nothing.
     """

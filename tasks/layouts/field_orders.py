@@ -26,7 +26,6 @@ def order_fields(requests: ArtifactRef, row_ids: Ints, prompt: Prompt) -> list[F
 
     Args:
         requests, row_ids: with the rows' texts, and the rows to count.
-        prompt: with the template.
     """
     segments = [(literal, field) for literal, field in prompt.segments if field is not None]
     if not 2 <= len(segments) <= MOST_FIELDS:

@@ -30,9 +30,7 @@ class Parts:
 
     Attributes:
         head: stays first.
-        labels: of each part.
         parts: may change places; empty if `fixed_because` is set.
-        separators: between the parts.
         tail: stays last.
         fixed_because: why no parts may change places; empty if they may.
     """

@@ -104,9 +104,7 @@ class Side:
 
     Attributes:
         workload: as in its file.
-        parts: of its template.
         kept: the layout that earlier nights have chosen; None for none.
-        can_move: whether another layout may be chosen.
         found: the rows, in the present layout.
     """
 

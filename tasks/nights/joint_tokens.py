@@ -36,7 +36,6 @@ def count_shared(joint: ArtifactRef, first_row_ids: Sequence[int], folder: str) 
 
     Args:
         joint, first_row_ids: the prompts of all workloads, and the first row of each.
-        folder: for temporary files.
     """
     num = len(first_row_ids)
     sets = [(number,) for number in range(num)] + list(combinations(range(num), 2))

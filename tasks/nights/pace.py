@@ -22,11 +22,9 @@ class Pace:
     only until another partition has ended.
 
     Attributes:
-        title: of the run.
         order: in which partitions are begun.
         seconds: forecast of each partition, by its number.
         num_rows: of each partition, by its number.
-        num_engines: engines that run in parallel.
         load_seconds: forecast for loading the model in each engine.
         begun: Unix time of the forecast.
         deadline: Unix time.

@@ -17,8 +17,7 @@ from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel
 from tasks.partitions.joint import JointWork, ask_jointly
-from tasks.partitions.partition_work import AttemptLog, PartitionWork
-from tasks.partitions.pieces import Piece
+from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
 from tasks.prompts.prompt import RequestForm
 from tasks.runs.infer_job import InferJob
 from tasks.runs.lowered_engines import note_lowered

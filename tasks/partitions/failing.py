@@ -18,10 +18,9 @@ from engine.planning.plan import Plan
 from tasks.partitions.attempt import ENDED, Failure, StoppedError, run_model, try_rows
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.out_of_memory import is_out_of_memory
-from tasks.partitions.partition_work import AttemptLog, PartitionWork
-from tasks.partitions.pieces import Piece, split
+from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
 from tasks.runs.infer_job import LOOK_SECONDS, InferJob, StopRequest
-from tasks.storage.plan_samples import read_spread_rows
+from tasks.storage.plan_file import read_spread_rows
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -89,7 +88,7 @@ class FailingRows:
             _wait(stop, delay_seconds)
             return [piece]
         if len(prompts) > 1:
-            return split(prompts, self._rows.group_id[self._rows.is_member_start])[::-1]
+            return _split(prompts, self._rows.group_id[self._rows.is_member_start])[::-1]
         rows = self._rows.select(self._is_left(piece))
         failed = [
             Completion(request_id=str(row_id), finish_reason="error", num_prompt_tokens=len(prompt), error=reason)
@@ -106,6 +105,16 @@ def _wait(stop: StopRequest, seconds: float) -> None:
         time.sleep(min(left, LOOK_SECONDS))
     if stop.is_made:
         raise StoppedError
+
+
+def _split(prompts: npt.NDArray[np.int64], group_of_prompt: npt.NDArray[np.int64]) -> tuple[Piece, Piece]:
+    """Split a range of at least two prompts, as near to the middle as possible: between prefix groups if there are
+    several, else within the group."""
+    cuts = np.flatnonzero(np.diff(group_of_prompt[prompts])) + 1
+    middle = len(prompts) // 2
+    cut = int(cuts[np.argmin(np.abs(cuts - middle))]) if len(cuts) else middle
+    left, right = prompts[:cut].tolist(), prompts[cut:].tolist()
+    return Piece(first=left[0], last=left[-1]), Piece(first=right[0], last=right[-1])
 
 
 def judge_failure(error: Exception) -> Failure:

@@ -31,9 +31,8 @@ def split_rows(rows: Plan, job: InferJob) -> list[Plan]:
     """The rows of each of `InferJob.members`, in that order, with the row ids of the member's own tokens."""
     owners = find_members(rows.row_id, job)
     parts = [rows.select(owners == number) for number in range(len(job.members))]
-    return [
-        replace(part, row_id=part.row_id - member.first_row_id) for part, member in zip(parts, job.members, strict=True)
-    ]
+    pairs = zip(parts, job.members, strict=True)
+    return [replace(part, row_id=part.row_id - member.first_row_id) for part, member in pairs]
 
 
 def find_members(row_ids: npt.NDArray[np.int64], job: InferJob) -> npt.NDArray[np.int64]:
@@ -94,10 +93,8 @@ class JointWork(PartitionWork):
         self._add_up()
 
     def _add_up(self) -> None:
-        firsts = [member.first_row_id for member in self._job.members]
-        self.answered = np.concatenate(
-            [work.answered + first for work, first in zip(self._works, firsts, strict=True)]
-        ).astype(np.int64)
+        members = zip(self._works, self._job.members, strict=True)
+        self.answered = np.concatenate([work.answered + member.first_row_id for work, member in members])
         self.parts = [part for work in self._works for part in work.parts]
         self.num_failed = sum(work.num_failed for work in self._works)
         self.progress.settle(len(self.answered), self.num_failed)

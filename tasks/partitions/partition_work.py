@@ -20,11 +20,18 @@ from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from tasks.database.messages import describe_write_error
 from tasks.partitions.part import STEPS_SCHEMA, answer_batch, step_batch
-from tasks.partitions.pieces import Piece
 from tasks.prompts.text_codec import TextCodec
 from tasks.runs.progress import PartitionProgress
 from tasks.storage.artifact import list_whole, write_parquet
 from tasks.workloads.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A range of a partition's distinct prompts, numbered group by group; both ends are included."""
+
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,6 @@ class PartitionWork:
         progress: the counts that are shown while the run lasts.
 
     Args:
-        workload: whose rows are answered.
         upload_file: called with each file that is written.
     """
 

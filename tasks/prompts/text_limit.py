@@ -8,8 +8,7 @@ import numpy.typing as npt
 from engine.encoding.families import first_position, is_encoder
 from engine.model.loading.checkpoint import read_json
 from engine.pooling.sentence_files import read_sentence_files
-from tasks.answers.kind import AnswerKind
-from tasks.answers.pooled import PooledKind
+from tasks.answers.kind import AnswerKind, PooledKind
 from tasks.prompts.prompt import Encode, Tokens
 from tasks.prompts.prompt_pieces import special_tokens
 from tasks.prompts.text_codec import TextCodec
@@ -21,7 +20,6 @@ def limit_prompts(
     """The least limit of a checkpoint's config.json, its tokenizer and its sentence-transformers files.
 
     Args:
-        encode: gives the token ids of prompts.
         kind: of the answers; its `too_long` decides between cutting and errors.
         max_model_len: most tokens, by config.json or a setting.
     Returns:

@@ -98,9 +98,7 @@ class InferJob:
 
     Attributes:
         run_folder: for parts and step records.
-        checkpoint: the model's folder.
         model_digest: of the checkpoint's content; an engine with another digest is loaded anew.
-        failures: when to retry and when to give up.
         expected_output_tokens: of an answer, see `AnswerLength`.
         exchange: None if workers see run folder, plan and checkpoint under the paths above.
         deadline: Unix time after which no step of the engine begins; None for none.

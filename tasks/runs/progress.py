@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
 from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
 from tasks.database.messages import describe_write_error
-from tasks.runs.progress_bar import draw
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -138,7 +139,7 @@ def watch_progress(
     def watch() -> None:
         looks = _look(Path(run_folder), work, has_ended, min(SHOW_SECONDS, LOG_SECONDS))
         if console.is_terminal:
-            draw(looks, title, work, console)
+            _draw(looks, title, work, console)
         else:
             _log(looks, title, work, show)
 
@@ -175,3 +176,27 @@ def _log(looks: Iterable[Look], title: str, work: PlannedWork, show: Callable[[i
         rest = "time left not known yet" if math.isnan(left) else f"about {left:,.0f} s left"
         LOGGER.info("%s: %s%s, %s, %s", title, rows, failed, tokens, rest)
         show(counts.num_rows)
+
+
+def _draw(looks: Iterable[Look], title: str, work: PlannedWork, console: Console) -> None:
+    """Draw a bar and move it with each look, the last of which is made when the run has ended."""
+    columns = (  # within 80 characters for a million prompts
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=7),
+        TextColumn("{task.fields[rows]}/{task.fields[num_rows]} prompts"),
+        TextColumn("{task.fields[tokens]:,} tokens {task.fields[rate]:,.0f}/s"),
+        TextColumn("{task.fields[left]} left"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(title, total=1.0, rows=0, num_rows=work.num_rows, tokens=0, rate=0.0, left="-:--:--")
+        for seconds, counts, left in looks:
+            is_done = counts.num_rows >= work.num_rows
+            bar.update(
+                task,
+                description=f"{title} ({counts.num_failed:,} failed)" if counts.num_failed else title,
+                completed=1.0 if is_done else counts.num_tokens / max(1.0, work.count_tokens(counts)),
+                rows=counts.num_rows,
+                tokens=counts.num_tokens,
+                rate=counts.num_tokens / seconds,
+                left="-:--:--" if math.isnan(left) else timedelta(seconds=round(left)),
+            )

@@ -3,8 +3,8 @@
 import fcntl
 import json
 import os
+import re
 import shutil
-import string
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +25,6 @@ from tasks.runs.lowered_engines import list_lowered
 from tasks.runs.run_record import RunRecord, RunStatus
 from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder
 from tasks.workloads.workload import Workload
-
-RUN_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")
 
 WORK_FOLDERS = ("parts", "attempts", "engines", "progress")
 REQUESTS = "requests.parquet"
@@ -146,7 +144,7 @@ class Run:
             root: the folder in which the run's folder is made; None for `runs_folder`.
         """
         run_id = record.run_id
-        if not run_id or not set(run_id) <= RUN_ID_CHARACTERS or run_id.startswith("."):
+        if not re.fullmatch(r"(?!\.)[A-Za-z0-9._-]+", run_id):
             raise ArtifactError(f"a run id holds letters, digits, '.', '_' and '-' only, got {run_id!r}")
         folder = (root or make_runs_folder(database)) / run_id
         try:

@@ -13,11 +13,9 @@ class RunRecord:
 
     Attributes:
         run_id: one for each workload of a flow run.
-        workload: its name.
         workload_source: the argument of `load_workload`.
         workload_digest: of prompt, decoding and labels.
         model: as the user named it.
-        model_digest: of the checkpoint.
         started_at: ISO 8601 with an offset.
         status: "running" until the answers are written.
         error: why a run failed or was interrupted; empty otherwise.
@@ -27,7 +25,6 @@ class RunRecord:
         best_token_saving_ratio: the best that any sharing of prefixes could reach.
         shared_with: workloads that were planned together with this one, to the prompt tokens shared with each.
         config: settings of engine and flow, JSON values.
-        versions: package to version.
     """
 
     run_id: str

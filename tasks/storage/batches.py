@@ -54,7 +54,6 @@ def sort_batches(
     Args:
         batches: of one schema, with columns of numbers, texts, bytes, and lists of numbers.
         by: a column of integers, or of bytes, at most a few hundred in a value.
-        folder: for temporary files.
         hash_columns: column to the column with hashes of its values, for columns whose values many rows share: on disk
             each long value is stored once. The result has no hash columns.
     """

@@ -19,9 +19,7 @@ class EngineTeam:
     """The engines of a run.
 
     Attributes:
-        num_engines: of all hosts.
         num_on_host: engines of each host; on a CPU they share it.
-        engine: the settings of each engine.
         environments: for each engine's process on this host, environment variables that choose its device; empty if
             the device is chosen elsewhere.
     """

@@ -62,7 +62,6 @@ def complete(packed: "PackedLayer", layer: LayerWeights, kernels: NativeKernels)
     """Fills in the fields and attributes of `packed` that only branched layers have.
 
     Args:
-        layer: its weights.
         kernels: pack the router.
     """
     assert isinstance(layer, BranchedWeights), "plain layers need none of it"

@@ -61,7 +61,6 @@ class DeviceWork:
     """The tensors of one step, at fixed addresses.
 
     Attributes:
-        launch: the compiled kernel for which the tiles are made.
         num_tiles: the grid's extent; programs beyond the current work list's tiles exit at once.
         num_prefix_tiles: of the current work list.
         work: int32, in sections: tiles, row ids, rows, slots, and the block table last, since most of it is unused.

@@ -50,7 +50,6 @@ def own_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size
     """The rows of every sequence in tiles of its shape, in row order.
 
     Args:
-        batch, sizes: of the step.
         choice: the cost model's: shapes, and which sequences share their prefix.
         group_size: query heads per KV head.
     """
@@ -138,7 +137,6 @@ class Packs:
         """Packs short jobs of one row and narrow shape that read only own KV and are not split.
 
         Args:
-            jobs: the own jobs of the step.
             num_parts: per job, the number of parts of its rows' attention; 0 if the job itself is split.
             launch: has the rows of a narrow tile.
             longest_us: longest time of a pack.

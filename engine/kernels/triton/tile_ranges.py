@@ -46,7 +46,6 @@ class Ranges:
 
     Attributes:
         shape: index into the launch's shapes.
-        num_tiles: number of tiles.
         num_read: KV tokens that all of them read.
         longest: KV tokens that the longest of them reads.
         is_partial: whether their results are partial even if they are not split.

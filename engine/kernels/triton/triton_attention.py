@@ -62,7 +62,6 @@ class TritonAttention(ABC):
     Args:
         dtype: of queries and, unless `fp8` is given, of the KV cache.
         fp8: the 8-bit format of products and of the KV cache (fp8.py); None: both are in dtype.
-        block_size: tokens in a KV block.
         device: a CUDA or ROCm GPU, or the CPU if Triton interprets kernels (TRITON_INTERPRET=1).
         architecture: name of the tuned configuration; "auto": the device's.
         has_layers: whether `GpuLayer` can compute the model's layers.

@@ -66,7 +66,6 @@ class TunedAttention:
     """The tuned configuration of one attention shape on one architecture.
 
     Attributes:
-        origin: where the costs come from.
         num_processors: of the device on which costs were measured; a launch uses its own device's number.
         min_split_tokens: fewest KV tokens of a split.
         start_us: fixed time of a launch.

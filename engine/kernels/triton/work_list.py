@@ -63,7 +63,6 @@ class WorkList:
         rows: ``[T, RowField.WIDTH]``.
         block_table: entries of the prefixes, then the sequences, then the packs (see `SLOT_BITS` in tile_jobs.py).
         num_partials: number of partial results of the step, each ``[num_q_heads, head_dim]``.
-        num_prefix_tiles: number of prefix tiles.
         tile_us: float64 ``[num_tiles]``, the predicted time of each.
     """
 

@@ -14,9 +14,7 @@ class RotatedLayers(nn.Module):
 
     Args:
         layers: the backend's; their ``cos`` and ``sin`` are those of all rotations, concatenated.
-        rotary: the model's rotary embedding.
         rotations: the argument `layer_type` of `rotary` for each rotation, empty if it takes none; None: no rotation.
-        head_dim: of query and key heads.
     """
 
     def __init__(

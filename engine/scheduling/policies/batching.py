@@ -14,7 +14,7 @@ def admission_window_tokens(batching: Batching, *, is_idle: bool, max_num_batche
         any number, once the whole batch before is finished. A batch is as many as memory or the cap allows.
     "dynamic"
         as "static", but a batch is limited by a window, too. A server's window is a time in which requests arrive;
-            offline all of them have arrived, so the window is the prompt tokens of one step.
+        offline all of them have arrived, so the window is the prompt tokens of one step.
 
     Args:
         is_idle: whether no request runs.

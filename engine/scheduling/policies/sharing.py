@@ -31,11 +31,9 @@ def schedule_groups(
         stream. Under "lru" the scheduler finds shared blocks in a `BlockCache`.
 
     Args:
-        requests: of all groups.
         groups: their members' request_indices point into `requests`.
         skipped: indices of requests that are answered already and not run.
         config: its `sharing`; with `deterministic`, a prefix has full blocks only, and each suffix has the rest.
-        make_node: makes the nodes of prefixes.
     """
     block_size, sharing = config.block_size, config.sharing
     if sharing in ("lru", "none"):

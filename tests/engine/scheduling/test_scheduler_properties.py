@@ -17,8 +17,7 @@ from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Step
-from engine.scheduling.step_result import StepTokens
+from engine.scheduling.step import Step, StepTokens
 from tests.engine.engine_configs import BLOCK_SIZE, engine_configs
 
 

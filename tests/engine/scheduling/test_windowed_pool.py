@@ -19,8 +19,7 @@ from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Step
-from engine.scheduling.step_result import StepTokens
+from engine.scheduling.step import Step, StepTokens
 from engine.scheduling.windowed_pool import WindowedPool
 from engine.thinking import Thinking
 from tests.engine.hash_model import kept_tables

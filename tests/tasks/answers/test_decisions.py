@@ -20,8 +20,7 @@ from tasks.read import read_requests
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
-from tasks.storage.plan_file import read_plan_summary
-from tasks.storage.plan_samples import read_all_rows
+from tasks.storage.plan_file import read_all_rows, read_plan_summary
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
