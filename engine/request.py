@@ -50,7 +50,6 @@ class Request:
         dimensions: embed only; number of leading values of the embedding to return; None: all.
         normalize: embed only; divide the returned values by their Euclidean norm.
         pair_separator: embed and classify; token id that ends the first of two texts, for encoders with token types.
-
     Raises:
         RequestError: for another keyword (`UnknownParameterError`) or a value out of range; it names request_id.
     """

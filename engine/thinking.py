@@ -18,7 +18,6 @@ class Thinking:
         closing: tokens that are forced when the budget is used up; one of them is the end token. Those after it follow
             every end token: the chat template has them between thoughts and answer.
         max_tokens: the budget, `closing` included.
-
     Raises:
         RequestError: `closing` does not hold the end token once, or is not shorter than the budget.
     """

@@ -77,7 +77,6 @@ def read_requests(
         full: read answered rows, too.
         attach: what the query may read beside the database; see `tasks.database.connection.restrict_sql`.
         choice: the rows that a step of a cascade answers; `full` changes only the first step's.
-
     Raises:
         DatabaseError: no database, locked, a missing table or column, a priority that is no whole number, or a query
             that reads a file it may not; the message says which.

@@ -53,10 +53,8 @@ def recover_runs(database: Path) -> None:
 
     A run with damaged artifacts, or with other columns than its workload has now, is discarded, so that its rows are
     answered again. A run whose workload cannot be read, or whose answers do not fit the tables, stays as it is. Both
-    are warnings, because tonight's run can do its work.
-
-    Raises:
-        DatabaseError: the database is locked, or its file cannot be written.
+    are warnings, because tonight's run can do its work. Raises `DatabaseError` if the database is locked, or its file
+    cannot be written.
     """
     for run in sweep_runs(database):
         run_id = run.record.run_id

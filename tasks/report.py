@@ -32,7 +32,6 @@ def write_report(
         run_id: None for the newest run.
         page: the file; None for ``report.html`` in the run's folder.
         plan: the run's plan artifact; None for that of the run's manifest. Without a plan there are no share degrees.
-
     Returns:
         the absolute path of the page, and what it shows.
     Raises:

@@ -148,7 +148,6 @@ class Encoder:
 
         Args:
             dtype: of weights and computation.
-            adapter: LoRA adapter that is added to the weights.
         Raises:
             ModelError: not readable, of an unsupported architecture, or an adapter of another model.
         """

@@ -66,7 +66,6 @@ class EncoderEngine(BatchCalls):
 
         Args:
             model: checkpoint folder or hub id.
-            adapter: LoRA adapter that is added to the weights.
         Raises:
             ConfigError: tensor_parallel_size is above 1, or the format is fp8.
             ModelError: not readable, or not an encoder that is computed exactly.

@@ -28,10 +28,6 @@ class ConstrainedSampler(TokenSampler):
 
     Where steps overlap, the tokens of the step before are not known when a step is launched. Then masks are computed
     once these tokens are known, while the device computes the step (`needs_tokens`).
-
-    Args:
-        model: its output layer makes logits of hidden states.
-        decode: detokenizer for stop strings of requests without a grammar.
     """
 
     def __init__(self, model: Model, decode: Decoder | None) -> None:

@@ -23,8 +23,7 @@ class StepRecord:
         num_kv_blocks_used: blocks in use while the step is computed.
         num_prefix_kv_blocks, num_request_kv_blocks: of these, held by shared prefixes and by requests' own tokens.
         num_cached_kv_blocks: blocks that are free, but still in the LRU cache (sharing "lru").
-        num_running_requests: requests that hold KV.
-        num_waiting_requests: requests not started, or preempted.
+        num_running_requests, num_waiting_requests: that hold KV; not started, or preempted.
         num_finished_requests: requests answered in this step, duplicates included.
         duration_ms: wall time of the step, scheduling and sampling included.
         num_padding_tokens: rows of padding, computed and thrown away; not among the tokens above.

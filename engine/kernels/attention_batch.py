@@ -22,8 +22,7 @@ class AttentionBatch:
         suffix_block_table: int32, block table entries of all sequences, concatenated.
         group_starts: int32 ``[G + 1]``, first sequence of each group; the last entry is S.
         prefix_lens: int32 ``[G]``, prefix KV tokens; 0 where nothing is shared.
-        prefix_block_starts: int32 ``[G + 1]`` into prefix_block_ids.
-        prefix_block_ids: int32, block table entries of all prefixes, concatenated.
+        prefix_block_starts, prefix_block_ids: int32, ``[G + 1]`` starts in the block table entries of all prefixes.
         slot_mapping: int64 ``[T]``, where each row's key and value are written: block id * block_size + offset.
     """
 

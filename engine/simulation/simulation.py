@@ -71,7 +71,6 @@ def simulate_plan(
     """Runs a plan as `Engine.run_plan` does; requests that the KV memory cannot hold even alone are left out.
 
     Args:
-        requests: modes may be mixed.
         groups: their members' request_indices point into `requests`.
         num_answer_tokens: length of every answer, at most its request's max_new_tokens; >= 1.
         config: the policies, and the limits of a step. Host memory for swapped KV is assumed to suffice, and the time

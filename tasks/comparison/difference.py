@@ -41,7 +41,6 @@ class PromptDiff:
     """Two workloads on the same rows.
 
     Attributes:
-        names: of the first and the second workload.
         gold: the table of expected values; empty for none.
         rows: of the sample, with both answers; empty if the second workload has no rows.
         agreements: of both answers, by column.

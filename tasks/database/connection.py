@@ -1,6 +1,7 @@
 """Connections to DuckDB files: waiting for the lock, quoting identifiers, restricting what SQL may read."""
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,11 +10,17 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.database.locked import NO_DATABASE, wait_and_open
 from tasks.database.messages import describe_full_disk, explain
 
 MEMORY_LIMIT = "2GB"
 """DuckDB's memory limit while a night reads or writes; joins that need more spill to disk."""
+
+LOCK_MESSAGE = "Could not set lock on file"
+OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
+DATA_FILE_MESSAGE = "Cannot launch in-memory database in read-only mode"
+"""DuckDB's for a file of another format that it reads as a table, such as Parquet or CSV."""
+
+NO_DATABASE = "{} cannot be opened: not a valid DuckDB database file"
 
 
 def quote_identifier(name: str) -> str:
@@ -61,7 +68,6 @@ def connect(
         create: make the file if it is missing.
         memory_limit: of DuckDB, as in "2GB"; sorts and joins that need more spill to disk. None is DuckDB's default,
             80% of the machine's memory.
-
     Raises:
         DatabaseError: no such file, not a DuckDB file, locked (the message names the process id), or an error of SQL.
     """
@@ -141,4 +147,32 @@ def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: fl
     try:
         return duckdb.connect(str(path), read_only=read_only)
     except duckdb.Error as error:
-        return wait_and_open(path, error, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
+        return _wait_and_open(path, error, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
+
+
+def _wait_and_open(
+    path: Path, error: duckdb.Error, *, read_only: bool, lock_timeout_seconds: float
+) -> duckdb.DuckDBPyConnection:
+    """Open a file that could not be opened at once, because of `error`; waits while another process holds it. For
+    reading, a file that this process has open for writing is opened for writing, too."""
+    deadline = time.monotonic() + lock_timeout_seconds
+    wait_seconds = 0.02
+    while True:
+        message = str(error)
+        if DATA_FILE_MESSAGE in message:
+            raise DatabaseError(NO_DATABASE.format(path)) from error
+        if OPEN_OTHERWISE_MESSAGE in message and read_only:
+            read_only = False
+        elif LOCK_MESSAGE not in message and OPEN_OTHERWISE_MESSAGE not in message:
+            raise DatabaseError(f"{path} cannot be opened: {explain(error)}") from error
+        elif time.monotonic() >= deadline:
+            holder = re.search(r"held in (.+?) \(PID (\d+)\)", message)
+            who = f"process {holder.group(2)} ({holder.group(1)})" if holder else "another user of this process"
+            raise DatabaseError(f"{path} is locked by {who}; waited {lock_timeout_seconds:g} s") from error
+        else:
+            time.sleep(min(wait_seconds, max(0.0, deadline - time.monotonic())))
+            wait_seconds = min(1.0, wait_seconds * 2)
+        try:
+            return duckdb.connect(str(path), read_only=read_only)
+        except duckdb.Error as again:
+            error = again

@@ -23,8 +23,7 @@ class Pace:
 
     Attributes:
         order: in which partitions are begun.
-        seconds: forecast of each partition, by its number.
-        num_rows: of each partition, by its number.
+        seconds, num_rows: forecast and rows of each partition, by its number.
         load_seconds: forecast for loading the model in each engine.
         begun: Unix time of the forecast.
         deadline: Unix time.

@@ -39,8 +39,7 @@ class PromptFormat:
         head: the chat template's text before the user's message, the system message included; empty for plain text.
         segments: of the user's message: a literal text, then the column that follows it (None at the end).
         tail: the chat template's text after the user's message, up to where the answer begins; empty for plain text.
-        strips_start: the chat template drops white space at the start of the message.
-        strips_end: the chat template drops white space at the end of the message.
+        strips_start, strips_end: the chat template drops white space at this end of the message.
         add_special_tokens: the tokenizer adds its beginning-of-sequence token; false where the chat template wrote it.
     """
 

@@ -73,8 +73,7 @@ class QuantizedColumns:
         Args:
             first_panel: index of the first half panel to write.
             codes: uint8 or int8 ``[16 n, depth]``.
-            scales: ``[16 n, groups]``, in the format's dtype.
-            zeros: uint8 ``[16 n, groups]``.
+            scales, zeros: ``[16 n, groups]``, in the format's dtype, and uint8.
         """
         kept = [given.contiguous() for given in (codes, scales, *(() if zeros is None else (zeros,)))]
         addresses = [given.data_ptr() for given in kept]

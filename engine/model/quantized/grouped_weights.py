@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.functional import pad
 
 from engine.kernels.cpu.quantized import QuantizedColumns
 from engine.kernels.cpu.quantized_formats import HALF, grouped_format
@@ -56,7 +57,8 @@ class GroupedWeights:
                 codes = self._codes_of(place.removeprefix("model."))
                 if codes is None or tensor.format not in _SCALES:
                     return f"tensor {name} has format {tensor.format}"
-                depth, num_groups = self._sizes(codes)[1], self._groups_of(tensor)
+                depth, shape = self._sizes(codes)[1], tensor.shape
+                num_groups = shape[0] if self._is_transposed else shape[-1] if len(shape) == 2 else 1
                 if depth % num_groups or depth // num_groups % 32:
                     return f"tensor {name} has {num_groups} scales for {depth} weights, expected one for each 32 n"
         return None
@@ -98,7 +100,7 @@ class GroupedWeights:
             some = slice(first * HALF, min(num_columns, (first + num_at_once) * HALF))
             given = [self._unpack(raw, some, num_bits), scales[some], None if zeros is None else zeros[some]]
             missing = -(some.stop - some.start) % HALF
-            padded = [None if part is None else _pad(part, missing) for part in given]
+            padded = [None if part is None else pad(part, (0, 0, 0, missing)) for part in given]
             assert padded[0] is not None
             assert padded[1] is not None
             found.fill_codes(library, first, padded[0], padded[1], padded[2])
@@ -120,9 +122,6 @@ class GroupedWeights:
         if self._method == "gptq":
             return columns, 8 * rows
         return rows, columns * (1 if codes.format == "I8" else 8)
-
-    def _groups_of(self, scales: MappedTensor) -> int:
-        return scales.shape[0] if self._is_transposed else scales.shape[-1] if len(scales.shape) == 2 else 1
 
     def _table(self, name: str) -> torch.Tensor:
         """Scales ``[columns, groups]``."""
@@ -172,10 +171,6 @@ def _nibbles(x: torch.Tensor) -> torch.Tensor:
 def _awq_columns(nibbles: torch.Tensor) -> torch.Tensor:
     """Reorders the columns of an AWQ file: ``[rows, columns]`` -> ``[columns, rows]``."""
     return nibbles.view(len(nibbles), -1, 8)[:, :, list(_AWQ_NIBBLES)].flatten(1).T
-
-
-def _pad(x: torch.Tensor, num_rows: int) -> torch.Tensor:
-    return torch.cat([x, x.new_zeros(num_rows, x.shape[1])]) if num_rows else x
 
 
 def _why_not_awq(config: Mapping[str, Any]) -> str | None:
