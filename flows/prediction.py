@@ -2,11 +2,12 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flows.workload_run import Night, Source, plan_rows, read_rows, tokenize_rows
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
+from tasks.forecast.sampled import AnsweredSample, SampledForecast, forecast_whole
 from tasks.nights.pace import Pace
 from tasks.read import ReadResult
 from tasks.runs.infer_job import InferJob
@@ -28,6 +29,18 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
     if not found.num_selected:
         return found, None
     return found, plan_rows(source, workload, run, tokenize_rows(source, workload, run, found.requests))
+
+
+def forecast_rows(
+    night: Night, plan: ArtifactRef, workload: Workload, output_tokens: Sequence[int], sample: AnsweredSample
+) -> SampledForecast | None:
+    """See `forecast_whole`. If it fails, only a warning is logged."""
+    team = night.workers.count(night.engine)
+    state = forecast_whole(plan, workload, output_tokens, sample, night.source.checkpoint, team, return_state=True)
+    if state.is_completed():
+        return state.result()
+    LOGGER.warning("%s: no forecast: %s", workload.name, state.message)
+    return None
 
 
 def predict_night(

@@ -13,7 +13,7 @@ from prefect import flow
 from pydantic import Field
 
 from flows.command.run_flow import prepare_console, run_flow
-from flows.prediction import read_and_plan
+from flows.prediction import forecast_rows, read_and_plan
 from flows.quality.comparison_page import render_comparison
 from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
@@ -23,7 +23,7 @@ from tasks.answers.pair import PairedAnswers
 from tasks.comparison.difference import PromptDiff, check_gold, compare_with_gold, measure_agreement
 from tasks.comparison.paired_rows import pair_prompts, pair_workloads, read_pairs
 from tasks.database.connection import connect
-from tasks.forecast.sampled import AnsweredSample, forecast_whole
+from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.kept import use_kept
 from tasks.plan_prefix import write_plan
 from tasks.read import read
@@ -127,17 +127,9 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         rows = read_pairs(second, both.kind, chosen, tokens["both"], run.list_parts())
         differences = [] if gold is None else compare_with_gold(source.database, gold, (first, second), rows)
         lengths = [[row.num_output_tokens[side] for row in rows if row.errors[side] is None] for side in (0, 1)]
-        all_lengths = lengths[0] + lengths[1]
         answered = AnsweredSample(
-            plan=plans["both"],
-            workload=both,
-            mean_output_tokens=sum(all_lengths) / max(1, len(all_lengths)),
-            steps=run.list_steps(),
+            plan=plans["both"], workload=both, output_tokens=lengths[0] + lengths[1], steps=run.list_steps()
         )
-        team = night.workers.count(night.engine)
-        state = forecast_whole(plan, second, lengths[1], answered, source.checkpoint, team, return_state=True)
-        if not state.is_completed():
-            LOGGER.warning("%s: no forecast: %s", second.name, state.message)
         return PromptDiff(
             names=(first.name, second.name),
             gold=gold or "",
@@ -146,7 +138,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
             differences=tuple(differences),
             num_tokens_together=num_computed["both"],
             num_tokens_apart=num_computed["first"] + num_computed["second"],
-            forecast=state.result() if state.is_completed() else None,
+            forecast=forecast_rows(night, plan, second, lengths[1], answered),
         )
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.layouts import settle
-from flows.prediction import read_and_plan
+from flows.prediction import forecast_rows, read_and_plan
 from flows.quality.sample_page import render_sample
 from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.workload_run import Night, begin_run, infer_rows, plan_rows, tokenize_rows, write_rows
-from tasks.forecast.sampled import AnsweredSample, forecast_whole
+from tasks.forecast.sampled import AnsweredSample
 from tasks.recover import stop_run
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
@@ -64,19 +64,8 @@ def _show(
     """Show the answers, and the forecast if it can be computed."""
     rows = read_sample(sample, workload, run.list_parts())
     output_tokens = [row.num_output_tokens for row in rows if row.error is None]
-    team = night.workers.count(night.engine)
-    answered = AnsweredSample(
-        plan=sample_plan,
-        workload=workload,
-        mean_output_tokens=sum(output_tokens) / max(1, len(output_tokens)),
-        steps=run.list_steps(),
-    )
-    checkpoint = night.source.checkpoint
-    state = forecast_whole(plan, workload, output_tokens, answered, checkpoint, team, return_state=True)
-    forecast = state.result() if state.is_completed() else None
-    if forecast is None:
-        LOGGER.warning("%s: no forecast: %s", workload.name, state.message)
-    shown = (workload.name, rows, sample.num_all, forecast)
+    answered = AnsweredSample(plan=sample_plan, workload=workload, output_tokens=output_tokens, steps=run.list_steps())
+    shown = (workload.name, rows, sample.num_all, forecast_rows(night, plan, workload, output_tokens, answered))
     LOGGER.info("%s", render_sample(*shown))
     description = f"{workload.name}: {len(rows):,} of {sample.num_all:,} rows answered"
     publish_page("sample", workload.name, render_sample(*shown, ARTIFACT_COLUMNS), description)

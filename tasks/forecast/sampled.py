@@ -64,12 +64,12 @@ class SampledForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredSample:
-    """A sample that was answered: the plan of its rows, what they asked, the mean output tokens of the answers, and the
-    step records."""
+    """A sample that was answered: the plan of its rows, what they asked, the output tokens of each answer, and the step
+    records."""
 
     plan: ArtifactRef
     workload: Workload
-    mean_output_tokens: float
+    output_tokens: Sequence[int]
     steps: Sequence[ArtifactRef]
 
 
@@ -105,7 +105,7 @@ def forecast_whole(
         form = RequestForm.of(of_workload, codec, num_answer_tokens if output_tokens else None)
         return predict_on(hardware, of_plan, read_plan_summary(of_plan), form.ask, num_answer_tokens, team)
 
-    simulated = simulate(sample.plan, sample.workload, sample.mean_output_tokens)
+    simulated = simulate(sample.plan, sample.workload, sum(sample.output_tokens) / max(1, len(sample.output_tokens)))
     ratio = _compare_speed(sample.steps, simulated["step_seconds"])
     of_all = cache(partial(simulate, plan, workload))
     block_bytes = hardware.shape.kv_block_bytes(engine)
