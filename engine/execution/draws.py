@@ -9,7 +9,8 @@ import torch
 
 from engine.device.transfers import to_device
 from engine.execution.random_stream import uniform_numbers
-from engine.kernels.torch_output_layer import ROWS_AT_ONCE, mask_logits
+from engine.kernels.output_layer import ROWS_AT_ONCE
+from engine.kernels.torch_output_layer import mask_logits
 from engine.model.model import Model
 from engine.request import Request
 from engine.scheduling.step import Step

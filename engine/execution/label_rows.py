@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from engine.device.transfers import to_device
-from engine.kernels.torch_output_layer import ROWS_AT_ONCE
+from engine.kernels.output_layer import ROWS_AT_ONCE
 from engine.model.model import Model
 from engine.scheduling.sequence import Sequence
 

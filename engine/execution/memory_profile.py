@@ -11,7 +11,7 @@ from engine.errors import CapacityError
 from engine.execution.draws import DrawnRow, sample
 from engine.kernels import cdiv
 from engine.kernels.attention_backend import AttentionBackend
-from engine.kernels.torch_output_layer import ROWS_AT_ONCE
+from engine.kernels.output_layer import ROWS_AT_ONCE
 from engine.kv.kv_cache import KVCache
 from engine.model.model import Model
 from engine.request import Request

@@ -1,12 +1,11 @@
-"""The output layer computed by torch, for attention backends without one; some of it is also used by theirs."""
+"""The output layer computed by torch, for attention backends without one."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-ROWS_AT_ONCE = 256
-"""Rows whose logits are in memory at the same time."""
+from engine.kernels.output_layer import ROWS_AT_ONCE, columns_in_float64
 
 
 class TorchOutputLayer:
@@ -52,14 +51,3 @@ def mask_logits(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """``[R, vocab_size]`` with -inf for each token that `allowed` forbids (see `OutputLayer.most_likely`)."""
     bits = allowed.view(torch.uint8).unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=allowed.device) & 1
     return logits.masked_fill(bits.flatten(1)[:, : logits.shape[-1]] == 0, -torch.inf)
-
-
-def columns_in_float64(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Logits of a few tokens: float64 ``[R, n]``.
-
-    In 16 bits many rows would tie. Rounded to float32, a row's logits do not depend on the other rows in the batch.
-
-    Args:
-        hidden, weight, bias: ``[R, hidden]``, ``[n, hidden]`` and ``[n]``.
-    """
-    return torch.nn.functional.linear(hidden.double(), weight.double(), None if bias is None else bias.double())

@@ -155,6 +155,16 @@ class SingleRequest(AnswerKind):
     suffixes: ClassVar[Sequence[str]] = ("",)
 
 
+class PlainAnswer(SingleRequest):
+    """A kind whose answers are one text or one choice, in the columns of `PLAIN_FIELDS`."""
+
+    __slots__ = ()
+
+    part_fields: ClassVar[Sequence[pa.Field]] = PLAIN_FIELDS
+    insert_statement: ClassVar[str] = "write/insert_answers"
+    instructions: ClassVar[str] = ""
+
+
 TooLong = Literal["truncate", "error"]
 """What happens to a text with more tokens than the model takes: its end is cut off, or its row gets an error."""
 

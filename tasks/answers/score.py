@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from engine.completion import Completion
-from tasks.answers.kind import AnswerKind, EncodeLabels, SingleRequest
+from tasks.answers.kind import AnswerKind, EncodeLabels, PlainAnswer
 from tasks.answers.toml_value import CONFIG, Output, Texts, must, refuse_if
 
 NO_DECODING = {"max_new_tokens": 64, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": ()}
@@ -29,6 +29,7 @@ class ScoreKind(AnswerKind):
 
     mode: ClassVar[str] = "score"
     has_labels: ClassVar[bool] = True
+    max_answer_tokens: ClassVar[int] = 1
 
     output: ScoreOutput
 
@@ -63,7 +64,7 @@ class ScoreKind(AnswerKind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
-class LabelScore(ScoreKind, SingleRequest):
+class LabelScore(ScoreKind, PlainAnswer):
     """A choice among labels; the score is the probability of the first."""
 
     labels: Annotated[

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from engine.completion import Completion
 from engine.request import Request
 from tasks.answers.grammar_source import GrammarSource, SchemaText, check_pattern, constrained_answer
-from tasks.answers.kind import EncodeLabels, SingleRequest
+from tasks.answers.kind import EncodeLabels, PlainAnswer
 from tasks.answers.reserved_names import RESERVED_COLUMNS
 from tasks.answers.toml_value import CONFIG, Name, Output, Texts, must, refuse_if
 
@@ -68,11 +68,12 @@ class TextOutput(Output):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
-class TextAnswer(SingleRequest):
+class TextAnswer(PlainAnswer):
     """A generated text."""
 
     mode: ClassVar[str] = "generate"
     is_decoded: ClassVar[bool] = True
+    rank_within: ClassVar[str] = ""
 
     decoding: Decoding = Decoding()
     output: TextOutput
@@ -92,6 +93,9 @@ class TextAnswer(SingleRequest):
     @property
     def max_answer_tokens(self) -> int:
         return self.decoding.max_new_tokens
+
+    def check(self, key: Sequence[str]) -> None:
+        pass
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
         settings = self.decoding.settings

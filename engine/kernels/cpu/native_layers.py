@@ -17,7 +17,7 @@ from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, TabledWork
 from engine.kernels.layer_by_layer import LayerByLayer
-from engine.kernels.torch_output_layer import columns_in_float64
+from engine.kernels.output_layer import columns_in_float64
 
 
 class NativeBackend(NativeOperations, AttentionBackend):

@@ -15,7 +15,7 @@ from engine import Engine, EngineConfig
 from engine.errors import ConfigError, ModelError
 from engine.kernels.cpu.deterministic import DeterministicBackend
 from engine.kernels.cpu.native_build import load_library
-from engine.kernels.torch_output_layer import columns_in_float64
+from engine.kernels.output_layer import columns_in_float64
 from engine.model.loading.checkpoint import cache_folder
 from engine.model.proof.tiny_model import make_tiny_model, shrink
 from tests.engine.model.any_batch import KV_BYTES, Answers, answer, answer_alone, check_any_batch, requests_of
