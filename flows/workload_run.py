@@ -99,12 +99,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
-    """What all workloads of a night share: the source of rows, the engines, and when a run fails.
-
-    Attributes:
-        deadline: Unix time after which no step of the engine begins; None for none.
-        keeps_base: see `Engine.load`.
-    """
+    """What all workloads of a night share: the source of rows, the engines, and when a run fails. No step of the engine
+    begins after `deadline` (Unix time; None for none). For `keeps_base` see `Engine.load`."""
 
     source: Source
     engine: EngineConfig

@@ -28,12 +28,8 @@ CommittedSteps = Generator[tuple[Step, list[Answered]], None, None]
 
 
 class StepRunner:
-    """Computes token batches. Its KV memory is allocated when it is made.
-
-    Attributes:
-        attention: computes the model's attention, and its layers where the backend has its own.
-        graphs: CUDA graphs of decode steps; None where there are none.
-    """
+    """Computes token batches. Its KV memory is allocated when it is made. `attention` computes the layers, too, where
+    the backend has its own; `graphs` are CUDA graphs of decode steps, None where there are none."""
 
     def __init__(self, model: Model, config: EngineConfig, *, max_model_len: int) -> None:
         """Gives the model its attention backend, and allocates KV memory. Raises as `make_attention`, `KVCache`."""

@@ -16,11 +16,7 @@ class BlockPool:
     """Free list of `num_blocks` KV blocks of `block_size` tokens, kept as sorted extents (start, length).
 
     Invariants: extents are disjoint, never adjacent, and their lengths add up to `num_free`.
-
-    Attributes:
-        num_free: blocks that `allocate` could give now.
-        num_prefix_blocks: of those used, blocks of shared prefixes; counted by `PrefixNode`.
-    """
+    `allocate` could give `num_free` blocks now; `PrefixNode` counts the used blocks of shared prefixes."""
 
     num_tables = 1
     """Block tables of a request; several where layers have sliding windows (`WindowedPool`)."""

@@ -43,11 +43,7 @@ class KVShape:
 
 class KVCache:
     """Keys and values, one pair of tensors a layer: ``[num_blocks, block_size, num_kv_heads, head_size]``.
-
-    Attributes:
-        layout: the block tables of the layers; layers of different tables share tensors.
-        tensors: each tensor once: keys, then values.
-    """
+    Layers of different block tables (`layout`) share tensors; `tensors` has each once: keys, then values."""
 
     def __init__(
         self, shape: KVShape, *, block_size: int, budget_bytes: int, device: torch.device, has_pad_block: bool = False

@@ -37,11 +37,8 @@ class OutputReserve:
 
     For the first 16 answers a request's own estimate is used, or its max_new_tokens where it has none. After that,
     estimates are multiplied by the ratio of actual to estimated tokens so far, and requests without an estimate expect
-    the mean length. No request expects more than its max_new_tokens.
-
-    Args:
-        share: fraction of the expected length that is set aside; 0 admits by the blocks held now (Algorithm 2 of
-            BatchLLM), 1 preempts only where answers are longer than expected.
+    the mean length. No request expects more than its max_new_tokens. `share` of the expected length is set aside: 0
+    admits by the blocks held now (Algorithm 2 of BatchLLM), 1 preempts only where answers are longer than expected.
     """
 
     def __init__(self, share: float) -> None:
@@ -75,11 +72,8 @@ class OutputReserve:
 
 class Admission:
     """Memory-centric admission (BatchLLM section 4.3.3): a request starts when its KV fits, expected tokens included.
-
-    Args:
-        pool: KV blocks. With an `LruBlockPool`, requests begin with the blocks that are found in it.
-        swap: may hold KV of preempted requests; None where nothing is swapped.
-    """
+    With an `LruBlockPool`, requests begin with the blocks that are found in it. `swap` may hold KV of preempted
+    requests; it is None where nothing is swapped."""
 
     def __init__(self, pool: BlockPool, reserve: OutputReserve, swap: SwapSpace | None) -> None:
         self.pool = pool

@@ -52,11 +52,8 @@ def infer_partition(
 ) -> list[ArtifactRef] | None:
     """Answer one partition; returns references of its parts, or None if the run was asked to stop.
 
-    Parts and step records are written to the run folder, see `PartitionWork`. Rows that are in a part already are not
-    answered again. A run that its deadline stops returns what it has. Raises what `answer_partition` raises.
-
-    Args:
-        upload_file: called with each changed file that other processes need.
+    Parts and step records are written to the run folder. Rows that are in a part already are not answered again. A run
+    that its deadline stops returns what it has. See `PartitionWork` and, for errors, `answer_partition`.
     """
     with job.stop.make_on_error():  # otherwise this worker would begin the next partition
         given = (partition, job.workload, upload_file)

@@ -92,15 +92,13 @@ replacement process keeps. Without it, the name is host and process id."""
 
 class PartitionWork:
     """The answers and step records of a partition on disk: ``part-XXXXX*.parquet`` in ``parts/`` and ``steps/``.
+    `upload_file` is called with each file that is written.
 
     Attributes:
         parts: references of the parts, in the order in which they were written.
         answered: int64, ascending: ids of the rows in the parts, with answers or errors.
         num_failed: of these, rows with errors.
         progress: the counts that are shown while the run lasts.
-
-    Args:
-        upload_file: called with each file that is written.
     """
 
     def __init__(

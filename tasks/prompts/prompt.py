@@ -124,12 +124,8 @@ def render_around(space: str, system: str, codec: TextCodec, variables: Mapping[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestForm:
-    """What the requests of a workload's rows have in common.
-
-    Attributes:
-        settings: parameters of `engine.Request`, one mapping for each request that a row makes.
-        num_answer_tokens: tokens of the longest possible answer.
-    """
+    """What the requests of a workload's rows have in common: parameters of `engine.Request`, one mapping for each
+    request that a row makes, and the tokens of the longest possible answer."""
 
     settings: Sequence[Mapping[str, Any]]
     num_answer_tokens: int

@@ -31,11 +31,8 @@ if TYPE_CHECKING:
 
 
 class TextCodec:
-    """The tokenizer of one checkpoint. Safe to use from several threads.
-
-    Attributes:
-        tokenizer: the checkpoint's own; not to be changed.
-    """
+    """The tokenizer of one checkpoint. Safe to use from several threads. `tokenizer` is the checkpoint's own, not to be
+    changed."""
 
     def __init__(self, tokenizer: Tokenizer, chat: Any = None) -> None:
         """Wrap a Rust tokenizer, whose control tokens are among its added tokens, without changing it. Raises

@@ -49,7 +49,6 @@ _ROPE = {
 
 def read_plain_config(folder: Path) -> PlainConfig | None:
     """The config of a checkpoint folder; None if a key of it is unknown, missing, or has a value not supported here.
-
     Raises `ModelError` if config.json cannot be read.
     """
     values = read_json(folder / "config.json")
