@@ -111,7 +111,7 @@ class _Thinking(_Switched):
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
-class ThinkingText(_Thinking, TextAnswer):
+class ThinkingText(_Thinking, TextAnswer):  # type: ignore[override]  # here, fields of parts are a property
     """A generated text."""
 
     switch: Switch = Field(alias="thinking")
