@@ -186,6 +186,21 @@ def test_what_is_answered_already_is_not_planned_again(nights: Any, write_night:
         assert nights.sql(f"select count(distinct (doc_id, query_id)) from {table} where status = 'ok'") == [(16,)]
 
 
+def test_rows_that_cannot_be_asked_are_not_left(nights: Any, write_night: Any) -> None:
+    """A row without text is an error row of each workload; the runs are complete, and the steps after them run."""
+    nights.sql("insert into documents values ('e0', 'Empty', null)")
+    file = write_night("urgent", "summary", "angry", sql=ONE_SQL)
+    file.write_text(file.read_text().replace('"angry.toml"', '"angry.toml"\nafter = ["urgent", "summary"]'))
+    summaries = night(file=file)
+    assert [(one.workload, one.status, one.num_ok, one.num_errors) for one in summaries] == [
+        (name, "completed", 4, 1) for name in ("urgent", "summary", "angry")
+    ]
+    nights.sql("update documents set body = null")
+    summaries = night(file=file)
+    assert [(one.status, one.num_ok, one.num_errors) for one in summaries] == [("completed", 0, 4)] * 3
+    assert nights.sql("select count(*) from runs where error is not null") == [(0,)]
+
+
 def test_a_deadline_leaves_rows_of_one_batch(
     nights: Any, write_night: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
