@@ -164,6 +164,8 @@ def test_three_workloads_are_one_batch(nights: Any, write_night: Any) -> None:
         assert page.count(share) >= 3, "the figure, the picture and its table"
         assert "-" not in "".join(re.findall(r"(\S+)% saved", page)), "no more is computed than there is"
 
+    assert nights.sql("select distinct best_saved_percent from run_summary") == [(None,)], "it would be of all prompts"
+
     alone = night(file=write_night(*names, after="each"), full=True)
     assert [summary.num_ok for summary in alone] == [12, 12, 12]
     alone_computed = count_computed(nights)
