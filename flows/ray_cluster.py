@@ -1,6 +1,7 @@
 """The workers of a Ray cluster, one GPU each; `prefect-ray` runs partitions on them."""
 
 import importlib.util
+import os
 import signal
 import socket
 import threading
@@ -103,7 +104,10 @@ def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
             runtime_env={"env_vars": SEE_ALL_GPUS},
         )
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"no Ray cluster at {address}: {error}") from error
+        # A cluster answers, but not to us: with an address, Ray shows its token only if told to.
+        is_refused = type(error) is ConnectionError and "RAY_AUTH_MODE" not in os.environ
+        hint = "; if it asks for a token, set RAY_AUTH_MODE=token" if is_refused else ""
+        raise ConfigError(f"no Ray cluster at {address}: {error}{hint}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray's handler would replace ours, which runs exit handlers

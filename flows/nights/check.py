@@ -15,6 +15,7 @@ from flows.settings import WorkerSettings
 from tasks.nights.check_steps import find_query_problems
 from tasks.prompts.prompt import RequestForm, workload_format
 from tasks.prompts.text_codec import TextCodec
+from tasks.publish import check_target
 from tasks.tokenize import check_room, read_max_model_len
 from tasks.workloads.workload import Workload
 
@@ -22,10 +23,15 @@ from tasks.workloads.workload import Workload
 def find_problems(plan: NightPlan) -> list[str]:
     """The errors that would end the night or one of its steps, one line each.
 
-    Checked: models and their settings, prompts and labels with each model's tokenizer, queries with their columns and
-    types, output tables.
+    Checked: where the copy for readers goes, models and their settings, prompts and labels with each model's
+    tokenizer, queries with their columns and types, output tables.
     """
     problems: list[str] = []
+    if plan.publish is not None:
+        try:
+            check_target(plan.database, plan.publish)
+        except BatchloomError as error:
+            problems.append(str(error))
     workloads = dict(plan.workloads)
     for name, (model, settings) in plan.models.items():
         answered = {step.name: plan.workloads[step.name] for step in plan.steps if step.model == name}
@@ -94,5 +100,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"check: {problem}", file=sys.stderr)
     if problems:
         return EXIT_FAILED
-    print(f"{options.file}: nothing is wrong; workloads: {len(plan.steps)}, models: {len(plan.models)}")
+    print(f"{options.file}: nothing is wrong; steps: {len(plan.steps)}, models: {len(plan.models)}")
     return 0

@@ -26,7 +26,7 @@ from tasks.forecast.load_time import forecast_load
 from tasks.nights.allotment import Portion, allot, begin_wave
 from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Outcome, Step, Wave, run_waves
-from tasks.publish import check_target, publish_night
+from tasks.publish import publish_night
 from tasks.recover import recover_runs
 from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
 from tasks.runs.run_summary import RunSummary, show_summaries
@@ -70,8 +70,6 @@ def night(
     deadline = find_deadline(*limits, begun)
     with connect(plan.database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path fails here, before a folder is made next to it
-    if plan.publish is not None:
-        check_target(plan.database, plan.publish)
     with hold_database(plan.database):
         protect_result_storage()
         recover_runs(plan.database)

@@ -27,9 +27,10 @@ Text = Annotated[str, Field(min_length=1)]
 _EXPECTED = {
     "string_type": "a string",
     "tuple_type": "a list",
+    "string_pattern_mismatch": "a size such as 512MiB or 4GB",
     **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "a table"),
 }
-"""By pydantic's types of errors, what a value of another type should have been."""
+"""By pydantic's types of errors, what the value should have been."""
 
 
 class ModelTable(EngineSettings):

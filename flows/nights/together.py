@@ -25,7 +25,7 @@ from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
-from tasks.storage.row_numbers import find_first_row_ids
+from tasks.storage.row_numbers import count_planned, find_first_row_ids
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -123,13 +123,14 @@ def _infer_together(
     job = night.make_job(*runs[0], plan, None, members)
     LOGGER.info("%s: %s", job.title, summary.text)
     num_answer_tokens = _average([length.num_tokens for length in lengths], tokens)
-    shares = {run: ref.num_rows / summary.num_rows for (_, run), ref in zip(runs, tokens, strict=True)}
+    num_planned = {run: count_planned(ref) for (_, run), ref in zip(runs, tokens, strict=True)}
+    shares = {run: num_rows / max(1, summary.num_rows) for run, num_rows in num_planned.items()}
     if infer_plan(night, job, summary, shares, num_answer_tokens) is None:
-        return {workload.name: ref.num_rows for (workload, _), ref in zip(runs, tokens, strict=True)}
+        return {workload.name: num_planned[run] for workload, run in runs}
     ends: dict[str, int | Exception] = {}
-    for (workload, run), ref in zip(runs, tokens, strict=True):
+    for workload, run in runs:
         try:
-            ends[workload.name] = ref.num_rows - check_failures(night, workload, run.list_parts())
+            ends[workload.name] = num_planned[run] - check_failures(night, workload, run.list_parts())
         except FailureRateError as error:
             ends[workload.name] = error
     return ends

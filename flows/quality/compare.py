@@ -89,7 +89,7 @@ def compare(
         finally:
             workers.close()
     LOGGER.info("%s", render_comparison(found))
-    description = f"{first.name} against {second.name}: {len(found.changed):,} of {len(found.rows):,} changed"
+    description = f"{' against '.join(found.names)}: {len(found.changed):,} of {len(found.rows):,} changed"
     publish_page("comparison", second.name, render_comparison(found, ARTIFACT_COLUMNS), description)
     return found
 
@@ -101,7 +101,9 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         num_rows: size of the sample.
         gold: table of expected values; None for none.
     """
-    source = night.source
+    source, names = night.source, (first.name, second.name)
+    if first.name == second.name:
+        names = (f"{first.name} (old)", f"{second.name} (new)")
     both = pair_workloads(first, second, source.checkpoint)
     assert isinstance(both.kind, PairedAnswers)
     if gold is not None:
@@ -111,7 +113,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         whole = begin_run(night, second, folder)
         found, plan = read_and_plan(source, second, whole)
         if plan is None:
-            return PromptDiff(names=(first.name, second.name))
+            return PromptDiff(names=names)
         run, asked = begin_run(night, both, folder), begin_run(night, first, folder)
         requests = read(
             str(source.database), first, source.model_digest, asked.folder, full=True, attach=dict(source.attach)
@@ -131,7 +133,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
             plan=plans["both"], workload=both, output_tokens=lengths[0] + lengths[1], steps=run.list_steps()
         )
         return PromptDiff(
-            names=(first.name, second.name),
+            names=names,
             gold=gold or "",
             rows=tuple(rows),
             agreements=tuple(measure_agreement((first, second), rows)),

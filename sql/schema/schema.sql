@@ -250,7 +250,8 @@ select 'ranking' as workload, doc_id, query_id, finish_reason, error, run_id, cr
 from latest_rankings
 where status = 'error';
 
--- one row per run, newest first: counts, time, tokens that sharing saved
+-- one row per run, newest first: counts, time, tokens that sharing saved; the best saving is NULL where a plan is of
+-- several runs, whose best saving bounds no single one
 create or replace view run_summary as
 select
     run_id,
@@ -266,7 +267,7 @@ select
     num_prompt_tokens,
     num_cached_tokens as num_saved_tokens,
     round(100.0 * num_cached_tokens / nullif(num_prompt_tokens, 0), 1) as saved_percent,
-    round(100.0 * best_token_saving_ratio, 1) as best_saved_percent,
+    case when shared_with is null then round(100.0 * best_token_saving_ratio, 1) end as best_saved_percent,
     num_output_tokens,
     round(tokens_per_second, 1) as tokens_per_second,
     model,

@@ -41,8 +41,11 @@ class Pace:
     half_time_rows: int | None = None
     _running: dict[int, float] = field(default_factory=dict, init=False)
     _ended: dict[int, float] = field(default_factory=dict, init=False)
-    _logged_rows: int | None = field(default=None, init=False)
+    _logged_rows: int = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self._logged_rows = self.forecast_rows(self.begun)
 
     def begin(self, partition: int, now: float) -> None:
         """Note that an engine takes a partition at this Unix time."""
@@ -56,7 +59,7 @@ class Pace:
             num_rows, total = self.forecast_rows(now), sum(self.num_rows)
             if now >= (self.begun + self.deadline) / 2 and self.half_time_rows is None:
                 self.half_time_rows = num_rows
-            if self._logged_rows is None or abs(num_rows - self._logged_rows) > LEAST_CHANGE * total:
+            if abs(num_rows - self._logged_rows) > LEAST_CHANGE * total:
                 self._logged_rows = num_rows
                 LOGGER.info(
                     "%s: partitions take %.2f times what was forecast: %s of %s rows should be done by the deadline",
@@ -65,10 +68,14 @@ class Pace:
 
     @property
     def factor(self) -> float:
-        """Real seconds of ended partitions over their forecast; 1 before one has ended."""
+        """Real seconds of ended partitions over their forecast.
+
+        It is 1 before one has ended, and while none took longer than loading the model was forecast to take.
+        """
         counted = list(self._ended)[self.num_engines :] or list(self._ended)
         forecast = sum(self.seconds[partition] for partition in counted)
-        return sum(self._ended[partition] for partition in counted) / forecast if forecast > 0 else 1.0
+        seconds = sum(self._ended[partition] for partition in counted)
+        return seconds / forecast if seconds > 0 and forecast > 0 else 1.0
 
     def forecast_rows(self, now: float) -> int:
         """Rows that will be done by the deadline, according to the corrected forecast."""

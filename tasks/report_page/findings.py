@@ -24,12 +24,13 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
         return figures
     figures.append(("tokens per second", count(run.tokens_per_second), "prompt and output, of the infer stage"))
     if run.num_prompt_tokens:
-        saved = percent(run.num_cached_tokens / run.num_prompt_tokens)
-        best = "planned with others" if run.is_shared else f"at best {percent(run.best_token_saving_ratio)}"
+        saved, best = run.num_cached_tokens / run.num_prompt_tokens, run.best_token_saving_ratio or 0.0
+        scope = " for all rows anew" if saved > best + 1e-9 else ""
+        limit = "planned with others" if run.is_shared else f"at best {percent(best)}{scope}"
         if totals.num_preempted_requests and not run.is_shared:
             computed = totals.num_suffix_tokens + totals.num_prefix_tokens
-            best += f"; {percent(1 - computed / run.num_prompt_tokens)} with what was computed twice"
-        figures.append(("prompt tokens saved", saved, best))
+            limit += f"; {percent(1 - computed / run.num_prompt_tokens)} with what was computed twice"
+        figures.append(("prompt tokens saved", percent(saved), limit))
     steps = (
         f"{count(totals.num_tecd_steps)} of {count(totals.num_steps)} steps; all took {seconds(totals.elapsed_seconds)}"
     )

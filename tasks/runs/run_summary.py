@@ -50,9 +50,9 @@ class RunSummary:
             parts.append(f"{self.num_unanswered:,} left for the next run")
         parts.append(f"{self.num_already_done:,} answered before")
         if self.num_prompt_tokens:
-            best = "" if (ratio := self.best_token_saving_ratio) is None else f" (at best {ratio:.1%})"
-            saved = f"{self.num_cached_tokens / self.num_prompt_tokens:.1%} of {self.num_prompt_tokens:,} prompt tokens"
-            parts.append(f"{saved} saved{best}")
+            saved, best = self.num_cached_tokens / self.num_prompt_tokens, self.best_token_saving_ratio
+            most = "" if best is None else f" (at best {best:.1%}{' for all rows anew' if saved > best + 1e-9 else ''})"
+            parts.append(f"{saved:.1%} of {self.num_prompt_tokens:,} prompt tokens saved{most}")
         if self.num_prompt_tokens and self.infer_seconds:
             rate = (self.num_prompt_tokens + self.num_output_tokens) / self.infer_seconds
             parts.append(f"{rate:,.0f} tokens/s for {self.infer_seconds:,.0f} s")

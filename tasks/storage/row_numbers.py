@@ -17,6 +17,11 @@ def find_first_row_ids(files: Sequence[ArtifactRef]) -> list[int]:
     return [0, *accumulate(0 if last is None else last + 1 for last in last_ids)]
 
 
+def count_planned(tokens: ArtifactRef) -> int:
+    """The number of rows without error in a file of `TOKENS_SCHEMA`; a plan holds these alone."""
+    return int(pq.read_table(tokens.path, columns=["error"]).column("error").null_count)
+
+
 def renumber(files: Sequence[ArtifactRef], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of all files, each sorted by row_id, numbered consecutively. The schema has row_id as its first column.
     Raises `ArtifactError` if a file is not what its reference says."""

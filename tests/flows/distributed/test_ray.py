@@ -172,3 +172,12 @@ def test_a_cluster_that_is_not_there_is_named(nights: Any, prefect_server: str) 
     (port,) = find_free_ports(1)
     with pytest.raises(ConfigError, match=rf"no Ray cluster at 127\.0\.0\.1:{port}"):
         nights.run("snippets", machines=WorkerSettings(runner="ray", ray_address=f"127.0.0.1:{port}"))
+
+
+def test_a_cluster_that_asks_for_a_token_says_how_to_show_it(cluster: str) -> None:
+    script = f"from flows.ray_cluster import join_cluster\nwith join_cluster({cluster!r}): pass"
+    silent = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    tried = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=silent, capture_output=True, text=True)
+    last = tried.stderr.splitlines()[-1]
+    assert last.startswith(f"engine.errors.ConfigError: no Ray cluster at {cluster}: "), last
+    assert last.endswith("; if it asks for a token, set RAY_AUTH_MODE=token"), last

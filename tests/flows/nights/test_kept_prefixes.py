@@ -1,6 +1,7 @@
 """`keep_prefixes`: a second night asks new questions about old documents, and computes the questions."""
 
 import logging
+import re
 import stat
 from typing import Any
 
@@ -64,7 +65,10 @@ def test_documents_come_back(
     assert len(kept) >= 4, "a file a document"
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
-    nights.run(second, engine=keeping)
+    (summary,) = nights.run(second, engine=keeping)
+    assert re.search(r"tokens saved \(at best [\d.]+% for all rows anew\)", summary.text), summary.text
+    page = (nights.runs / summary.run_id / "report.html").read_text()
+    assert "% for all rows anew" in page
     computed = (
         "select sum(num_prefix_tokens + num_suffix_tokens) from steps"
         " where run_id = (select max(run_id) from runs where workload = 'summary')"

@@ -214,6 +214,11 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
             {"night": 'database = "x"\nworkload = ["snippets"]\n[models.a]\npath = "x"'},
             "workload 1 must be a table, got 'snippets'",
         ),
+        (
+            {"night": NIGHT.replace("8MiB", "lots")},
+            r"\[models.small\]: kv_memory must be a size such as 512MiB or 4GB, got 'lots'",
+        ),
+        ({"night": 'publish = "nowhere/copy.duckdb"' + NIGHT}, "publish: no folder .*nowhere"),
         ({"night": NIGHT.replace('file = "snippets"', "")}, r"\[workload 2\]: file is missing"),
         ({"night": NIGHT.replace('database = "team.duckdb"', "")}, "night.toml: database is missing"),
         ({"more": "[models"}, "cannot be read as TOML"),
@@ -260,7 +265,7 @@ def test_check_is_content_with_a_good_night(nights: Any, write_night: Any, capsy
     before = nights.sql("select table_name from information_schema.tables order by all")
     file = write_night()
     assert batchloom(["check", str(file)]) == 0
-    assert capsys.readouterr().out == f"{file}: nothing is wrong; workloads: 2, models: 1\n"
+    assert capsys.readouterr().out == f"{file}: nothing is wrong; steps: 2, models: 1\n"
     assert nights.sql("select table_name from information_schema.tables order by all") == before
     assert not nights.runs.exists()
 

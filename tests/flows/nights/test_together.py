@@ -164,6 +164,8 @@ def test_three_workloads_are_one_batch(nights: Any, write_night: Any) -> None:
         assert page.count(share) >= 3, "the figure, the picture and its table"
         assert "-" not in "".join(re.findall(r"(\S+)% saved", page)), "no more is computed than there is"
 
+    assert nights.sql("select distinct best_saved_percent from run_summary") == [(None,)], "it would be of all prompts"
+
     alone = night(file=write_night(*names, after="each"), full=True)
     assert [summary.num_ok for summary in alone] == [12, 12, 12]
     alone_computed = count_computed(nights)
@@ -184,6 +186,21 @@ def test_what_is_answered_already_is_not_planned_again(nights: Any, write_night:
     assert [(summary.num_ok, summary.num_already_done) for summary in summaries] == [(16, 0), (4, 12), (4, 12)]
     for table in ("latest_moods", "latest_urgent", "latest_summary"):
         assert nights.sql(f"select count(distinct (doc_id, query_id)) from {table} where status = 'ok'") == [(16,)]
+
+
+def test_rows_that_cannot_be_asked_are_not_left(nights: Any, write_night: Any) -> None:
+    """A row without text is an error row of each workload; the runs are complete, and the steps after them run."""
+    nights.sql("insert into documents values ('e0', 'Empty', null)")
+    file = write_night("urgent", "summary", "angry", sql=ONE_SQL)
+    file.write_text(file.read_text().replace('"angry.toml"', '"angry.toml"\nafter = ["urgent", "summary"]'))
+    summaries = night(file=file)
+    assert [(one.workload, one.status, one.num_ok, one.num_errors) for one in summaries] == [
+        (name, "completed", 4, 1) for name in ("urgent", "summary", "angry")
+    ]
+    nights.sql("update documents set body = null")
+    summaries = night(file=file)
+    assert [(one.status, one.num_ok, one.num_errors) for one in summaries] == [("completed", 0, 4)] * 3
+    assert nights.sql("select count(*) from runs where error is not null") == [(0,)]
 
 
 def test_a_deadline_leaves_rows_of_one_batch(

@@ -88,6 +88,7 @@ def test_gold_says_which_is_better_with_a_paired_interval(
 
     same = run_compare(nights, words, words, gold="gold")
     assert same.changed == []
+    assert same.names == ("words (old)", "words (new)")
     assert {(each.difference, each.low, each.high) for each in same.differences} == {(0.0, 0.0, 0.0)}
     capitals = {'key = ["query_id", "doc_id"]': 'key = ["Query_ID", "DOC_ID"]', '"query_id"\n': '"Query_ID"\n'}
     named = write_variant(tmp_path, "ranking", "named", **{'"yes", "no"': '"night", "the"', **capitals})

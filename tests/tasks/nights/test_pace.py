@@ -129,3 +129,15 @@ def test_loading_is_part_of_the_first_partition(make_engine: Any) -> None:
     pace.end(0, 120.0)
     assert pace.factor == 1.0
     assert pace.forecast_rows(120.0) == 10 * 45
+
+
+def test_a_forecast_that_holds_is_not_repeated(make_engine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A model that loads faster than forecast says nothing of the partitions."""
+    engine = make_engine([[60.0, 10.0], [10.0, 10.0]])
+    pace = make_pace(engine, [20.0] * 2, load_seconds=100.0)
+    with caplog.at_level("INFO", "batchloom"):
+        pace.begin(0, 0.0)
+        pace.end(0, 70.0)
+        assert (pace.factor, pace.forecast_rows(70.0)) == (1.0, 20)
+        engine.run(make_pace(engine, [20.0] * 2, load_seconds=50.0))
+    assert not caplog.records
