@@ -16,7 +16,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from engine.errors import GrammarError
-from engine.grammar import check_begin, json_source
+from engine.grammar import check_begin, json_source, lark_source, pattern_source
 
 COMMON_LETTERS = "a0 "
 """Letters that classes such as ``\\w``, ``.`` and ``[^,]`` match, where a pattern names few letters."""
@@ -36,7 +36,7 @@ def check_source(syntax: Literal["pattern", "schema", "lark"], text: str) -> Non
     Raises:
         GrammarError: see `Grammar`; or a pattern explodes.
     """
-    make = {"pattern": LLMatcher.grammar_from_regex, "schema": json_source, "lark": LLMatcher.grammar_from_lark}
+    make = {"pattern": pattern_source, "schema": json_source, "lark": lark_source}
     check_begin(LLMatcher(LLTokenizer("byte"), make[syntax](text), log_level=0))
     if syntax == "pattern":
         _check_growth(make[syntax](text), text)

@@ -9,8 +9,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from engine import Engine, EngineConfig
 from engine.errors import CapacityError
-from engine.execution.memory_budget import choose_kv_budget, swap_maker
+from engine.execution.memory_budget import choose_kv_budget
 from engine.execution.memory_profile import MemoryProfile, MemoryReading, measure_memory
+from engine.execution.swap_space import make_swap_space
 from engine.kv.kv_cache import KVCache, KVShape
 
 PROFILE = MemoryProfile(total=1000, elsewhere=100, resident=300, step=150, graphs=50)
@@ -120,5 +121,5 @@ def test_pinned_host_memory_takes_up_to_twice_what_it_holds() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     for setting, num_blocks in ((8 * cache.block_bytes, 8), ("auto", cache.num_blocks)):
         config = EngineConfig(preemption="swap", swap_memory_bytes=setting)
-        assert swap_maker(config, cache, cpu)().num_blocks == num_blocks
-        assert swap_maker(config, cache, gpu)().num_blocks == num_blocks // 2
+        assert make_swap_space(config, cache, cpu).num_blocks == num_blocks
+        assert make_swap_space(config, cache, gpu).num_blocks == num_blocks // 2
