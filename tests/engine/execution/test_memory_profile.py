@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import Engine, EngineConfig
 from engine.errors import CapacityError
@@ -66,6 +68,18 @@ class Device:
         )
 
 
+class Operations(TorchDispatchMode):
+    """Notes which operations of torch are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found.add(func)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("max_num_batched_tokens", [17, 700])
 def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_num_batched_tokens: int) -> None:
     config = EngineConfig(
@@ -81,7 +95,8 @@ def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_n
         elif module is engine._model._output_layer.linear:
             rows.append(("output layer", len(args[0])))
 
-    with register_module_forward_pre_hook(watch):
+    operations = Operations()
+    with register_module_forward_pre_hook(watch), operations:
         profile = measure_memory(
             engine._model, engine._runner.attention, config, device, graph_share=0.25, graph_bytes=1000
         )
@@ -91,6 +106,7 @@ def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_n
     drawn, scored = output_rows[:-1], output_rows[-1]
     assert sum(num_rows for _, num_rows in drawn) == most_rows, "all are drawn from, a part at a time"
     assert scored == ("output layer", most_rows)
+    assert torch.ops.aten.__rshift__.Tensor in operations.found, "rows are drawn from as those of grammars are"
     assert device.log == ["reset", "read", "read", "reset"], "the peak counts from before the step"
     kv_bytes = -(-max_num_batched_tokens // 16) * 16 * engine._model.kv_shape.bytes_per_token
     step = 10**8 - 10**6 - kv_bytes
