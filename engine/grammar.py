@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Sequences
 from copy import copy
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +109,7 @@ class Grammar:
     def from_pattern(cls, pattern: str, vocabulary: Vocabulary) -> "Grammar":
         """Answers that match a whole regular expression; look-around and back references are not supported. Raises as
         `Grammar`."""
-        return cls(pattern_source(pattern), vocabulary)
+        return cls(text_source("pattern", pattern), vocabulary)
 
     @classmethod
     def from_json_schema(cls, schema: Mapping[str, Any] | str, vocabulary: Vocabulary) -> "Grammar":
@@ -120,7 +120,7 @@ class Grammar:
     @classmethod
     def from_lark(cls, text: str, vocabulary: Vocabulary) -> "Grammar":
         """Answers of a context-free grammar in llguidance's dialect of Lark. Raises as `Grammar`."""
-        return cls(lark_source(text), vocabulary)
+        return cls(text_source("lark", text), vocabulary)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Grammar) and (self._source, self.vocabulary) == (other._source, other.vocabulary)
@@ -142,20 +142,12 @@ class Grammar:
         return self.new_matcher()
 
 
-def pattern_source(pattern: str) -> str:
-    """llguidance's form of a regular expression. Raises `GrammarError` if it is not text."""
-    return LLMatcher.grammar_from_regex(_check_text("pattern", pattern))
-
-
-def lark_source(text: str) -> str:
-    """llguidance's form of a grammar in Lark's syntax. Raises `GrammarError` if it is not text."""
-    return LLMatcher.grammar_from_lark(_check_text("grammar", text))
-
-
-def _check_text(name: str, text: str) -> str:
+def text_source(syntax: Literal["pattern", "lark"], text: str) -> str:
+    """llguidance's form of a regular expression, or of a grammar in Lark's syntax. Raises `GrammarError` if it is no
+    text."""
     if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
-        raise GrammarError(f"a {name} must be a string without lone surrogates, got {text!r}")
-    return text
+        raise GrammarError(f"{syntax} must be a string without lone surrogates, got {text!r}")
+    return LLMatcher.grammar_from_regex(text) if syntax == "pattern" else LLMatcher.grammar_from_lark(text)
 
 
 def json_source(schema: Mapping[str, Any] | str) -> str:

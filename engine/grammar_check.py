@@ -16,7 +16,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from engine.errors import GrammarError
-from engine.grammar import check_begin, json_source, lark_source, pattern_source
+from engine.grammar import check_begin, json_source, text_source
 
 COMMON_LETTERS = "a0 "
 """Letters that classes such as ``\\w``, ``.`` and ``[^,]`` match, where a pattern names few letters."""
@@ -36,10 +36,10 @@ def check_source(syntax: Literal["pattern", "schema", "lark"], text: str) -> Non
     Raises:
         GrammarError: see `Grammar`; or a pattern explodes.
     """
-    make = {"pattern": pattern_source, "schema": json_source, "lark": lark_source}
-    check_begin(LLMatcher(LLTokenizer("byte"), make[syntax](text), log_level=0))
+    source = json_source(text) if syntax == "schema" else text_source(syntax, text)
+    check_begin(LLMatcher(LLTokenizer("byte"), source, log_level=0))
     if syntax == "pattern":
-        _check_growth(make[syntax](text), text)
+        _check_growth(source, text)
     elif syntax == "schema":
         for string in _find_patterns(json.loads(text)):
             _check_growth(json_source(string), string["pattern"])
