@@ -10,6 +10,7 @@ from engine.device.free_memory import MOST_CPU_KV_BYTES, free_memory_bytes
 from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
 from engine.execution.step_graphs import find_buckets, graph_bytes
 from engine.kernels.attention_backend import AttentionBackend
+from engine.kv.kv_cache import KVShape
 from engine.model.model import Model
 
 if TYPE_CHECKING:  # Triton may not be installed
@@ -39,7 +40,16 @@ def find_kv_budget(
             graph_bytes=0 if graphable is None else graph_bytes(graphable, buckets),
         )
 
-    return choose_kv_budget(config, model.device, measure)
+    num_bytes = choose_kv_budget(config, model.device, measure)
+    return num_bytes if model.device.type == "cpu" else min(num_bytes, most_kv_bytes(config.block_size, model.kv_shape))
+
+
+def most_kv_bytes(block_size: int, shape: KVShape) -> int:
+    """Bytes of the most KV blocks that the kernels of a GPU can number, one of them for padding. A tiny model reaches
+    this limit before the device's memory."""
+    from engine.kernels.triton.tile_jobs import MOST_BLOCKS  # imported only when needed
+
+    return (MOST_BLOCKS - 1) * (block_size * shape.bytes_per_token // len(shape.layout.windows))
 
 
 def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: Callable[[], MemoryProfile]) -> int:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -11,9 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import Engine, EngineConfig
 from engine.errors import CapacityError
-from engine.execution.memory_budget import choose_kv_budget
+from engine.execution.memory_budget import choose_kv_budget, most_kv_bytes
 from engine.execution.memory_profile import MemoryProfile, MemoryReading, measure_memory
 from engine.execution.swap_space import make_swap_space
+from engine.kernels.triton.tile_jobs import MOST_BLOCKS, SLOT_BITS, whole_blocks
 from engine.kv.kv_cache import KVCache, KVShape
 
 PROFILE = MemoryProfile(total=1000, elsewhere=100, resident=300, step=150, graphs=50)
@@ -125,6 +127,15 @@ def test_only_a_budget_of_auto_on_a_gpu_is_measured() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert choose_kv_budget(EngineConfig(memory_fraction=0.5), gpu, measured) == 200
     assert choose_kv_budget(EngineConfig(), cpu, unwanted) > 0
+
+
+@pytest.mark.parametrize("windows", [(), (8, 0, 8, 8)])
+def test_a_tiny_model_has_no_more_blocks_than_a_block_table_can_number(windows: tuple[int, ...]) -> None:
+    shape = KVShape(num_layers=4, num_kv_heads=1, head_dim=8, dtype=torch.bfloat16, windows=windows)
+    cache = KVCache(shape, block_size=16, budget_bytes=1 << 20, device=torch.device("cpu"))
+    num_blocks = most_kv_bytes(16, shape) // cache.block_bytes
+    largest = whole_blocks(np.array([num_blocks], dtype=np.int64))  # the block for padding comes after the others
+    assert largest >> SLOT_BITS == num_blocks == MOST_BLOCKS - 1
 
 
 def test_pinned_host_memory_takes_up_to_twice_what_it_holds() -> None:
