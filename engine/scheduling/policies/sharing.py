@@ -4,8 +4,6 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequences
 from operator import attrgetter
 
-import numpy as np
-
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.planning.group import CommonPrefix, PrefixGroup
@@ -91,13 +89,14 @@ def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -
     """Raises `RequestError` unless each request is in one group, with its own prompt."""
     left = dict(enumerate(requests))
     for group in groups:
+        prefix = group.prefix.tobytes()
         for member in group.members:
             for index in member.request_indices:
                 if index not in left:
                     raise RequestError(f"request {index} of {len(requests)} is in two groups, or does not exist")
-                prompt, start = left.pop(index).token_ids, len(group.prefix)
-                if not (np.array_equal(prompt[:start], group.prefix) and np.array_equal(prompt[start:], member.suffix)):
-                    raise RequestError(f"request {requests[index].request_id!r}: its group has another prompt")
+                if left.pop(index).token_ids.tobytes() != prefix + member.suffix.tobytes():
+                    why = "its group has another prompt, or one that is not int32"
+                    raise RequestError(f"request {requests[index].request_id!r}: {why}")
     if left:
         raise RequestError(f"request {requests[min(left)].request_id!r} is in no group")
 
