@@ -38,3 +38,12 @@ class Completion:
     num_output_tokens: int = 0
     compute_ms: float = field(default=0.0, compare=False)
     error: str | None = None
+
+    @classmethod
+    def refuse(cls, request_id: str, num_prompt_tokens: int, why: str) -> "Completion":
+        """The completion of a request that cannot be answered.
+
+        Args:
+            request_id, num_prompt_tokens, why: see the attributes; why is the error.
+        """
+        return cls(request_id=request_id, finish_reason="error", num_prompt_tokens=num_prompt_tokens, error=why)

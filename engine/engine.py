@@ -6,17 +6,19 @@ from functools import partial
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from pathlib import Path
 from threading import Lock, Thread, current_thread
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, use_device
+from engine.device.threads import use_threads
 from engine.errors import BusyError, ConfigError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.lookup import make_lookup
 from engine.execution.output import Decoder, TokenSampler, complete
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, can_overlap, run_overlapped, run_steps
+from engine.execution.swap_space import make_swap_space
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
 from engine.model.compiling import compile_if_long
@@ -26,8 +28,7 @@ from engine.model.other_models import load_other
 from engine.planning.group import PrefixGroup
 from engine.request import Mode, Request
 from engine.scheduling.admission import make_pool
-from engine.scheduling.policies.preemption import SwapSpace
-from engine.scheduling.policies.sharing import schedule_groups
+from engine.scheduling.policies.sharing import check_groups, schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Answered
@@ -68,11 +69,6 @@ class Engine(BatchCalls):
         self._cache = self._runner.cache
         self._lock = Lock()
         self._latest_run: tuple[CommittedSteps, Thread] | None = None
-        self._make_swap: Callable[[], SwapSpace | None] = lambda: None
-        if config.preemption == "swap":
-            from engine.execution.memory_budget import swap_maker  # imported only when needed
-
-            self._make_swap = swap_maker(config, self._cache, model.device)
         self._prompt_process: PromptProcess | None = None
         if config.disaggregation != "none":
             from engine.disaggregation import disaggregated_run  # imported only when needed
@@ -114,8 +110,6 @@ class Engine(BatchCalls):
         device = resolve_device(config.device)
         use_device(device)
         if config.num_threads:
-            from engine.device.threads import use_threads  # imported only when needed
-
             use_threads(config.num_threads)
         if shard is not None or is_adapted or (not is_loaded and is_quantized(model)):
             loaded = load_other(
@@ -126,13 +120,13 @@ class Engine(BatchCalls):
         return cls(loaded, config, None if is_loaded else str(model))
 
     def use_adapter(self, adapter: Adapter | None) -> None:
-        """Exchanges the adapter; None: the base alone. The engine must have been loaded with `keeps_base`."""
-        from engine.model.adapters.adapted_model import AdaptedModel  # imported only when needed
+        """Exchanges the adapter, which is a call as any other; None: the base alone. Raises as `exchange_adapter`."""
+        from engine.model.adapters.adapted_model import exchange_adapter  # imported only when needed
 
-        assert isinstance(self._model, AdaptedModel), "the engine was loaded without keeps_base"
-        self._model.use_adapter(adapter, self._runner.attention)
-        if self._runner.graphs is not None:
-            self._runner.graphs.forget()
+        with closing(self._begin(step for step in list[Any]())):  # a run without steps
+            exchange_adapter(self._model, adapter, self._runner.attention)
+            if self._runner.graphs is not None:
+                self._runner.graphs.forget()
 
     @property
     def adapter(self) -> Adapter | None:
@@ -186,29 +180,35 @@ class Engine(BatchCalls):
 
         Args:
             requests: modes may be mixed.
-            groups: their members' request_indices point into `requests`; each request is in one group.
+            groups: their members' request_indices point into `requests`; `RequestError` unless each request is in one.
             decode: needed where a request has stop strings.
         """
+        check_groups(requests, groups)
+        if not (decode is None or callable(decode)):
+            raise ConfigError(f"decode must be a function of token ids, got {decode!r}")
         sampler = TokenSampler(self._model, decode)
         if any(request.is_pooled or request.is_constrained for request in requests):
             from engine.execution.pooled_output import make_sampler  # imported only when needed
 
             sampler = make_sampler(self._model, requests, decode, self._poolers, self._checkpoint)
-        impossible = set[int]()
+        impossible = dict[int, Completion]()
         for index, request in enumerate(requests):
-            reason = self.why_impossible(request, can_decode=decode is not None)
-            if reason is not None:
-                impossible.add(index)
-                num_tokens = len(request.token_ids)
-                yield Completion(
-                    request_id=request.request_id, finish_reason="error", num_prompt_tokens=num_tokens, error=reason
-                )
-        scheduler = self._make_scheduler(requests, groups, impossible, sampler)
+            if reason := self.why_impossible(request, can_decode=decode is not None):
+                impossible[index] = Completion.refuse(request.request_id, len(request.token_ids), reason)
+        config, cache = self._config, self._cache
+        scheduler = Scheduler(
+            schedule_groups(requests, groups, impossible, config, self._make_node),
+            pool=make_pool(config, cache.num_blocks, cache.layout.windows),
+            config=config,
+            swap=make_swap_space(config, cache, self._model.device) if config.preemption == "swap" else None,
+            lookup=make_lookup(self._model, sampler) if config.prompt_lookup == "always" else None,
+        )
         if not self._model.has_replaced_layers:
-            compile_if_long(self._model, self._config.compile, sum(group.num_tokens for group in groups))
-        metrics = StepMetrics(scheduler)
+            compile_if_long(self._model, config.compile, sum(group.num_tokens for group in groups))
         late: list[Answered] = []
-        with closing(self._begin(scheduler, sampler)) as steps:
+        with closing(self._begin(self._run(scheduler, sampler))) as steps:
+            yield from impossible.values()
+            metrics = StepMetrics(scheduler)
             for step, answered in steps:
                 record = metrics.record(step, answered)
                 if on_step is not None:
@@ -222,28 +222,15 @@ class Engine(BatchCalls):
             raise BusyError("another call of the engine has begun, which ended this one")
         assert scheduler.pool.num_used == 0, "KV blocks are still held after the last request"
 
-    def _make_scheduler(
-        self, requests: Sequence[Request], groups: Sequence[PrefixGroup], impossible: set[int], sampler: TokenSampler
-    ) -> Scheduler:
-        config, cache = self._config, self._cache
-        return Scheduler(
-            schedule_groups(requests, groups, impossible, config, self._make_node),
-            pool=make_pool(config, cache.num_blocks, cache.layout.windows),
-            config=config,
-            swap=self._make_swap(),
-            lookup=make_lookup(self._model, sampler) if config.prompt_lookup == "always" else None,
-        )
-
-    def _begin(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
-        """The steps of a run that has the KV memory to itself; `BusyError` where another thread's run is unfinished."""
+    def _begin(self, steps: CommittedSteps) -> CommittedSteps:
+        """Steps that have the engine to themselves; `BusyError` where another thread's are unfinished."""
         with self._lock:
             if self._latest_run is not None:
-                steps, thread = self._latest_run
-                state, is_elsewhere = getgeneratorstate(steps), thread is not current_thread() and thread.is_alive()
+                latest, thread = self._latest_run
+                state, is_elsewhere = getgeneratorstate(latest), thread is not current_thread() and thread.is_alive()
                 if state == GEN_RUNNING or (state != GEN_CLOSED and is_elsewhere):
                     raise BusyError(f"a call of thread {thread.name!r} is under way: finish it, or close its iterator")
-                steps.close()
-            steps = self._run(scheduler, sampler)
+                latest.close()
             self._latest_run = steps, current_thread()
         return steps
 

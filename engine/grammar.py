@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Sequences
 from copy import copy
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -53,10 +53,13 @@ class Vocabulary:
         if not eos_token_ids:
             raise GrammarError("the model has no end-of-sequence token, and answers of a grammar end with one")
         self.size = vocab_size
-        self.eos_token_ids = frozenset(eos_token_ids)
-        spec = json.loads(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
-        text = json.dumps({**spec, "truncation": None, "padding": None})
-        self._plain = LLTokenizer(text, n_vocab=vocab_size, eos_token=sorted(eos_token_ids))
+        try:
+            self.eos_token_ids = frozenset(eos_token_ids)
+            spec = json.loads(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
+            text = json.dumps({**spec, "truncation": None, "padding": None})
+            self._plain = LLTokenizer(text, n_vocab=vocab_size, eos_token=sorted(eos_token_ids))
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise GrammarError(f"no grammars with this tokenizer, vocab_size and eos_token_ids: {error}") from error
         self._json = self._plain.with_slices(LLTokenizer.json_slices())
         self._executor: LLExecutor | None = None
 
@@ -84,6 +87,8 @@ class Grammar:
     def __init__(self, source: str, vocabulary: Vocabulary, *, is_json: bool = False) -> None:
         """Compiles a grammar in llguidance's own form. Raises `GrammarError` if it is not valid, allows no answer, or
         exceeds llguidance's limits on size."""
+        if not isinstance(vocabulary, Vocabulary):
+            raise GrammarError(f"vocabulary must be a Vocabulary, got {vocabulary!r}")
         self.vocabulary = vocabulary
         self._source = source
         self._is_json = is_json
@@ -94,7 +99,7 @@ class Grammar:
     def from_pattern(cls, pattern: str, vocabulary: Vocabulary) -> "Grammar":
         """Answers that match a whole regular expression; look-around and back references are not supported. Raises as
         `Grammar`."""
-        return cls(LLMatcher.grammar_from_regex(pattern), vocabulary)
+        return cls(text_source("pattern", pattern), vocabulary)
 
     @classmethod
     def from_json_schema(cls, schema: Mapping[str, Any] | str, vocabulary: Vocabulary) -> "Grammar":
@@ -105,7 +110,7 @@ class Grammar:
     @classmethod
     def from_lark(cls, text: str, vocabulary: Vocabulary) -> "Grammar":
         """Answers of a context-free grammar in llguidance's dialect of Lark. Raises as `Grammar`."""
-        return cls(LLMatcher.grammar_from_lark(text), vocabulary)
+        return cls(text_source("lark", text), vocabulary)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Grammar) and (self._source, self.vocabulary) == (other._source, other.vocabulary)
@@ -127,12 +132,20 @@ class Grammar:
         return self.new_matcher()
 
 
+def text_source(syntax: Literal["pattern", "lark"], text: str) -> str:
+    """llguidance's form of a regular expression, or of a grammar in Lark's syntax. Raises `GrammarError` if it is no
+    text."""
+    if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
+        raise GrammarError(f"{syntax} must be a string without lone surrogates, got {text!r}")
+    return LLMatcher.grammar_from_regex(text) if syntax == "pattern" else LLMatcher.grammar_from_lark(text)
+
+
 def json_source(schema: Mapping[str, Any] | str) -> str:
     """llguidance's form of a JSON schema. Raises `GrammarError` if it is not JSON, or nested too deeply."""
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
         return LLMatcher.grammar_from_json_schema(json.dumps(_with_calendar(schema)), overrides=JSON_OPTIONS)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     except RecursionError as error:
         raise GrammarError("the JSON schema is nested too deeply") from error

@@ -16,7 +16,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from engine.errors import GrammarError
-from engine.grammar import check_begin, json_source
+from engine.grammar import check_begin, json_source, text_source
 
 COMMON_LETTERS = "a0 "
 """Letters that classes such as ``\\w``, ``.`` and ``[^,]`` match, where a pattern names few letters."""
@@ -31,10 +31,10 @@ SHARE_OF_SAME_LETTER = 0.85
 def check_source(syntax: Literal["pattern", "schema", "lark"], text: str) -> None:
     """Raises `GrammarError` for a grammar that is invalid with any vocabulary, allows no answer, or is a pattern that
     explodes. Patterns within a text in Lark's syntax are not checked for explosion."""
-    make = {"pattern": LLMatcher.grammar_from_regex, "schema": json_source, "lark": LLMatcher.grammar_from_lark}
-    check_begin(LLMatcher(LLTokenizer("byte"), make[syntax](text), log_level=0))
+    source = json_source(text) if syntax == "schema" else text_source(syntax, text)
+    check_begin(LLMatcher(LLTokenizer("byte"), source, log_level=0))
     if syntax == "pattern":
-        _check_growth(make[syntax](text), text)
+        _check_growth(source, text)
     elif syntax == "schema":
         for string in _find_patterns(json.loads(text)):
             _check_growth(json_source(string), string["pattern"])

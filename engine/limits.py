@@ -79,6 +79,4 @@ def why_impossible(
         )
     if request.grammar is not None and request.grammar.vocabulary.size != model.vocab_size:
         return f"its grammar is of {request.grammar.vocabulary.size} tokens, the model has {model.vocab_size}"
-    if request.stop and not can_decode:
-        return "stop strings need the caller's decoder: pass decode="
-    return None
+    return "stop strings need the caller's decoder: pass decode=" if request.stop and not can_decode else None

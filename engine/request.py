@@ -93,10 +93,9 @@ class Request:
             refuse(f"token_ids must be integers: {error}")
         if token_ids.ndim != 1 or token_ids.size == 0:
             refuse(f"the prompt must hold at least one token, got shape {token_ids.shape}")
-        if given.dtype.kind not in "iu" or (given != token_ids).any():
-            refuse(f"token_ids must be integers that fit int32, got {given.dtype} from {given.min()} to {given.max()}")
-        if token_ids.min() < 0:
-            refuse(f"token ids must not be negative, got {token_ids.min()}")
+        if given.dtype.kind not in "iu" or (given != token_ids).any() or given.min() < 0:
+            what = "integers that fit int32 and are not negative"
+            refuse(f"token_ids must be {what}, got {given.dtype} from {given.min()} to {given.max()}")
         object.__setattr__(self, "token_ids", token_ids)
         try:
             object.__setattr__(self, "labels", tuple(tuple(map(index, label)) for label in self.labels))
@@ -112,7 +111,10 @@ class Request:
             if not is_number or (least is not None and given < least):
                 what = f"{'whole ' * (name in _WHOLE)}number" + ("" if least is None else f" from {least} on")
                 refuse(f"{name} must be {'None or ' * (name in _OPTIONAL)}a {what}, got {given!r}")
-            object.__setattr__(self, name, int(given) if name in _WHOLE else float(given))
+            try:
+                object.__setattr__(self, name, int(given) if name in _WHOLE else float(given))
+            except OverflowError:
+                refuse(f"{name} is too large: {given}")
         for name in ("ignore_eos", "normalize"):
             if not isinstance(getattr(self, name), bool | np.bool):
                 refuse(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -131,10 +133,8 @@ class Request:
             refuse("a grammar belongs to mode 'generate', without stop strings and ignore_eos: it says how answers end")
         if self.thinking is not None and (self.mode != "generate" or self.max_new_tokens <= self.thinking.max_tokens):
             refuse(f"thinking belongs to mode 'generate', with max_new_tokens above its {self.thinking.max_tokens}")
-        if self.mode == "score" and (len(self.labels) < 2 or not all(self.labels)):
-            refuse(f"mode 'score' needs two or more non-empty labels, got {self.labels}")
-        if len(set(self.labels)) != len(self.labels):
-            refuse(f"labels must differ, got {self.labels}")
+        if self.mode == "score" and (len(set(self.labels)) < max(2, len(self.labels)) or not all(self.labels)):
+            refuse(f"mode 'score' needs two or more labels, non-empty and different, got {self.labels}")
         if not self.temperature >= 0.0 or self.temperature == float("inf"):
             refuse(f"temperature must be a number from 0 on, got {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 
 from engine.errors import RequestError
 
@@ -19,7 +20,8 @@ class Thinking:
             every end token: the chat template has them between thoughts and answer.
         max_tokens: the budget, `closing` included.
     Raises:
-        RequestError: `closing` does not hold the end token once, or is not shorter than the budget.
+        RequestError: a value is not a whole number; `closing` does not hold the end token once, or is not shorter than
+            the budget.
     """
 
     end_token_id: int
@@ -27,6 +29,12 @@ class Thinking:
     max_tokens: int
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "closing", tuple(map(index, self.closing)))
+            object.__setattr__(self, "end_token_id", index(self.end_token_id))
+            object.__setattr__(self, "max_tokens", index(self.max_tokens))
+        except TypeError as error:
+            raise RequestError(f"token ids and max_tokens of thoughts must be whole numbers: {error}") from error
         if self.closing.count(self.end_token_id) != 1:
             raise RequestError(f"what closes thoughts must hold token {self.end_token_id} once, got {self.closing}")
         if self.max_tokens <= len(self.closing):

@@ -21,10 +21,13 @@ from benchmarks.kernels.attention_step import TINY_CASE, Case, Step, check_cases
 from benchmarks.kernels.gpu import GpuRun, device_time
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.random_model import SHAPES, model_config, write_checkpoint
+from engine.device.gpu import find_fp8
+from engine.errors import ConfigError
 from engine.kernels.draw import draw_tokens as draw_tokens_ref
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.fused import FusedAttention
+from engine.kernels.triton.layers.fp8 import quantize_weights, scaled_linear
 from engine.kernels.triton.work_list import RowField
 from engine.model.model_shape import ModelShape
 
@@ -46,6 +49,7 @@ def run(stage: StageRun) -> None:
         stage.measure(f"tiles: {case.name}", partial(_tiles, case, stage.run.device))
     stage.measure("merges", partial(_merges, stage))
     stage.measure("draws", partial(_draws, stage))
+    stage.measure("fp8 products", partial(_fp8_products, stage))
     for shape in ("tiny",) if stage.is_tiny else ("tiny", "medium"):
         with tempfile.TemporaryDirectory() as folder:
             write_checkpoint(Path(folder), SHAPES[shape])
@@ -151,6 +155,32 @@ def _draws(stage: StageRun) -> dict[str, float | str]:
         timed = None if stage.is_tiny else device_time(partial(draw_tokens, logits, settings))
         found[f"{name}, us"] = "not timed" if timed is None else timed.us
     return found
+
+
+def _fp8_products(stage: StageRun) -> dict[str, float] | str:
+    """Compare products in fp8 of few and many rows, in the sizes of an 8B model, with products of the same numbers in
+    float32; or say why the device has no fp8.
+
+    Raises:
+        WrongAnswerError: a product differs by more than its accumulation explains.
+    """
+    device = stage.run.device
+    try:
+        dtype = find_fp8(device)
+    except ConfigError as error:
+        return f"not run: {error}"
+    matrices = [(48, 64)] if stage.is_tiny else [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
+    errors = []
+    for columns, depth in matrices:
+        weights = quantize_weights(torch.randn(columns, depth, device=device), dtype)
+        for num_rows in (1, 17) if stage.is_tiny else (1, 2, 16, 17, 64, 127, 256, 257, 8192):
+            rows = quantize_weights(torch.randn(num_rows, depth, device=device), dtype)
+            exact = (rows.values.float() * rows.scales) @ (weights.values.float() * weights.scales).t()
+            found = scaled_linear(rows, weights, None, torch.bfloat16).float()
+            errors.append(float((found - exact).abs().max() / exact.abs().max()))
+            if not errors[-1] < 0.02:
+                raise WrongAnswerError(f"{num_rows} rows, matrix {columns} x {depth}: wrong by a share of {errors[-1]}")
+    return {"num_products": len(errors), "largest_error": max(errors)}
 
 
 def _random_groups(rng: np.random.Generator, prefix_lens: Sequence[int]) -> list[GroupSize]:

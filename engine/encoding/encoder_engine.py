@@ -10,6 +10,7 @@ import numpy as np
 from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.device.placement import find_dtype, resolve_device, use_device
+from engine.device.threads import use_threads
 from engine.device.transfers import to_device
 from engine.encoding.encoder import Encoder
 from engine.encoding.families import first_position
@@ -22,7 +23,7 @@ from engine.planning.group import PrefixGroup
 from engine.pooling.pooled_rows import Vector, pooled_answer
 from engine.pooling.pooler import why_too_many
 from engine.request import POOLED_MODES, Mode, Request
-from engine.scheduling.policies.sharing import owners_by_answer
+from engine.scheduling.policies.sharing import check_groups, owners_by_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,6 @@ class EncoderEngine(BatchCalls):
         device = resolve_device(config.device)
         use_device(device)
         if config.num_threads:
-            from engine.device.threads import use_threads  # imported only when needed
-
             use_threads(config.num_threads)
         encoder = Encoder.load(folder, dtype=find_dtype(config.dtype, device), device=device, adapter=adapter)
         return cls(encoder, config, read_max_positions(folder), adapter)
@@ -115,19 +114,18 @@ class EncoderEngine(BatchCalls):
             decode: not used: there is nothing to decode.
         Raises:
             ModelError: the checkpoint does not answer requests of one of the modes.
+            RequestError: a request is not in one group, or its group has another prompt.
         """
         use_device(self._encoder.device)
         for mode in {request.mode for request in requests}:
             if mode not in POOLED_MODES:
                 raise ModelError(f"mode is {mode!r}, and an encoder answers {' and '.join(map(repr, POOLED_MODES))}")
             self._encoder.find_pooler(mode)
+        check_groups(requests, groups)
         reasons = [self.why_impossible(request) for request in requests]
         for request, reason in zip(requests, reasons, strict=True):
             if reason is not None:
-                num_tokens = len(request.token_ids)
-                yield Completion(
-                    request_id=request.request_id, finish_reason="error", num_prompt_tokens=num_tokens, error=reason
-                )
+                yield Completion.refuse(request.request_id, len(request.token_ids), reason)
         texts = [text for text in _distinct_texts(requests, groups) if reasons[text.owners[0]] is None]
         texts.sort(key=lambda text: (text.kind, len(text.request.token_ids)), reverse=True)
         num_left = sum(len(text.owners) for text in texts)

@@ -1,4 +1,4 @@
-"""The KV memory and the host memory for swapped KV that the setting "auto" stands for."""
+"""The KV memory that the setting "auto" stands for."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -10,10 +10,8 @@ from engine.device.free_memory import MOST_CPU_KV_BYTES, free_memory_bytes
 from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
 from engine.execution.step_graphs import find_buckets, graph_bytes
 from engine.kernels.attention_backend import AttentionBackend
-from engine.kv.block_copies import BlockCopies
-from engine.kv.kv_cache import KVCache
+from engine.kv.kv_cache import KVShape
 from engine.model.model import Model
-from engine.scheduling.policies.preemption import SwapSpace
 
 if TYPE_CHECKING:  # Triton may not be installed
     from engine.kernels.triton.triton_attention import TritonAttention
@@ -42,7 +40,16 @@ def find_kv_budget(
             graph_bytes=0 if graphable is None else graph_bytes(graphable, buckets),
         )
 
-    return choose_kv_budget(config, model.device, measure)
+    num_bytes = choose_kv_budget(config, model.device, measure)
+    return num_bytes if model.device.type == "cpu" else min(num_bytes, most_kv_bytes(config.block_size, model.kv_shape))
+
+
+def most_kv_bytes(block_size: int, shape: KVShape) -> int:
+    """Bytes of the most KV blocks that the kernels of a GPU can number, one of them for padding. A tiny model reaches
+    this limit before the device's memory."""
+    from engine.kernels.triton.tile_jobs import MOST_BLOCKS  # imported only when needed
+
+    return (MOST_BLOCKS - 1) * (block_size * shape.bytes_per_token // len(shape.layout.windows))
 
 
 def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: Callable[[], MemoryProfile]) -> int:
@@ -59,22 +66,6 @@ def choose_kv_budget(config: EngineConfig, device: torch.device, measure_left: C
         free_bytes = int(config.memory_fraction * free_memory_bytes(device))
         return min(free_bytes, MOST_CPU_KV_BYTES) // num_processes
     return measure_left().kv_share_bytes(config.memory_fraction, num_processes)
-
-
-def swap_maker(config: EngineConfig, cache: KVCache, device: torch.device) -> Callable[[], SwapSpace]:
-    """A function that makes the swap space of each run.
-
-    Args:
-        config: its size; "auto" is that of the KV memory, but at most half of the free host memory.
-        cache, device: the KV memory and where it is.
-    """
-    if config.swap_memory_bytes == "auto":
-        num_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
-    else:
-        num_bytes = config.swap_memory_bytes
-    # Pinned memory is allocated in powers of two, up to twice the size that is asked for.
-    num_blocks = (num_bytes if device.type == "cpu" else num_bytes // 2) // cache.block_bytes
-    return lambda: SwapSpace(BlockCopies(cache), num_blocks, cache.layout.windows)
 
 
 def resolve_prefill_device(device: torch.device) -> torch.device:

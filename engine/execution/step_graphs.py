@@ -52,17 +52,24 @@ class Graph(Protocol):
 
 
 class DeviceGraph:
-    """A graph of a CUDA or ROCm GPU. Graphs of one pool share their memory, because they never run at the same time."""
+    """A graph of a CUDA or ROCm GPU.
 
-    def __init__(self, pool: Any) -> None:
+    Args:
+        stream: the one to capture on; torch's own belongs to the GPU of the process's first capture.
+        other: a graph whose memory this one shares, because they never run at the same time; None: it has its own. A
+            pool of memory ends with the last graph that has it, and torch refuses to capture with its handle then.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, other: "DeviceGraph | None") -> None:
         self._graph = torch.cuda.CUDAGraph()
-        self._pool = pool
+        self._stream = stream
+        self._pool = None if other is None else other._graph.pool()
 
     def capture(self, compute: Callable[[], None]) -> None:
         stream = torch.cuda.current_stream()
         try:
             # "thread_local": other threads may use the device during the capture.
-            with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 compute()
         finally:
             torch.cuda.set_stream(stream)  # a failed capture leaves its own stream current
@@ -104,6 +111,7 @@ class StepGraphs:
         backend: its launches depend only on the DeviceWork (`TritonAttention.has_fixed_launches`).
         buckets: see `find_buckets`.
         max_model_len: longest prompt plus answer, in tokens.
+        make_graph: makes a new graph that shares the memory of another; None: of none.
     """
 
     def __init__(
@@ -114,7 +122,7 @@ class StepGraphs:
         *,
         buckets: tuple[int, ...],
         max_model_len: int,
-        make_graph: Callable[[], Graph],
+        make_graph: Callable[[Any], Graph],
     ) -> None:
         self._model = model
         self._cache = cache
@@ -169,7 +177,7 @@ class StepGraphs:
 
     def _capture(self, bucket: _Bucket) -> Graph | None:
         """The bucket's graph; None where the capture fails, for lack of memory or of support by device or driver."""
-        graph = self._make_graph()
+        graph = self._make_graph(next((other.graph for other in self._buckets.values() if other.graph), None))
         try:
             graph.capture(lambda: self._compute(bucket))
         except Exception as error:  # Triton's errors have no common base class
@@ -215,14 +223,14 @@ def make_graphs(
         backend, model, cache: of the engine, see `StepGraphs`.
         step_tokens, max_model_len: most tokens in a step, and in a prompt with its answer.
     """
-    pool = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
     return StepGraphs(
         model,
         cache,
         backend,
         buckets=find_buckets(step_tokens),
         max_model_len=max_model_len,
-        make_graph=lambda: DeviceGraph(pool),
+        make_graph=lambda other: DeviceGraph(stream, other),
     )
 
 

@@ -1,13 +1,13 @@
 """Lists of token ids to prefix groups, for callers without tables."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import RequestError
+from engine.errors import ConfigError, RequestError
 from engine.planning.group import PrefixGroup
 from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_tree import TokenArray
@@ -30,8 +30,12 @@ def plan_prefix_groups(
             none.
     Raises:
         RequestError: a sequence is empty or holds something else than int32 integers; the message names its index.
-        ConfigError: the method is unknown.
+        ConfigError: the method is unknown, or block_size is not a positive whole number.
     """
+    if not isinstance(sequences, Iterable):
+        raise RequestError(f"sequences must be lists of token ids, got {sequences!r}")
+    if block_size is not None and not (type(block_size) is int and block_size > 0):
+        raise ConfigError(f"block_size must be None or a positive whole number, got {block_size!r}")
     prompts = [_token_array(sequence, index) for index, sequence in enumerate(sequences)]
     return plan_prompts(prompts, method=method, block_size=block_size)[0].groups()
 

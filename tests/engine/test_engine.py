@@ -246,6 +246,29 @@ def test_arguments_of_other_types_are_named(tiny_llama: Path, engine: Engine) ->
         engine.generate([Request(request_id=["a"], token_ids=[1])])  # type: ignore[arg-type]
 
 
+def test_a_plan_and_its_requests_belong_together(engine: Engine) -> None:
+    def run(requests: Sequence[Request], *prompts: Sequence[int]) -> list[Completion]:
+        return list(engine.run_plan(requests, plan_prefix_groups(prompts)))
+
+    one, other = (
+        Request(request_id=name, token_ids=[5, token], max_new_tokens=2) for name, token in (("a", 6), ("b", 7))
+    )
+    assert len(run([one, other], [5, 6], [5, 7])) == 2
+    with pytest.raises(RequestError, match="request 'b' is in no group"):
+        run([one, other], [5, 6])
+    with pytest.raises(RequestError, match="request 1 of 1 is in two groups, or does not exist"):
+        run([one], [5, 6], [5, 7])
+    with pytest.raises(RequestError, match="request 0 of 1 is in two groups, or does not exist"):
+        list(engine.run_plan([one], 2 * plan_prefix_groups([[5, 6]])))
+    with pytest.raises(RequestError, match="request 'b': its group has another prompt"):
+        run([other, one], [5, 6], [5, 7])
+
+
+def test_what_is_no_decoder_is_named(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match="decode must be a function of token ids, got 'x'"):
+        engine.generate([Request(request_id="a", token_ids=[5], stop="!")], decode="x")  # type: ignore[arg-type]
+
+
 def start(engine: Engine, requests: Sequence[Request]) -> Iterator[Completion]:
     """A run of which the first answer has been taken."""
     run = engine.run_plan(requests, plan_prefix_groups([request.token_ids for request in requests]))

@@ -256,6 +256,13 @@ def test_bfloat16_is_held_to_the_grammar_too(tiny_llama: Path, workload: list[Re
         (lambda v: Grammar.from_json_schema("{", v), "not JSON"),
         (lambda v: Grammar.from_json_schema('{"not": ' * 5000, v), "nested too deeply"),
         (lambda v: Grammar.from_lark("start: other", v), "other"),
+        (lambda v: Grammar.from_lark(None, v), "lark must be a string without lone surrogates, got None"),
+        (lambda v: Grammar.from_pattern(b"a", v), "pattern must be a string without lone surrogates, got b'a'"),
+        (lambda v: Grammar.from_pattern("\ud800", v), r"without lone surrogates, got '\\ud800'"),
+        (lambda v: Grammar.from_json_schema({"enum": {1}}, v), "the JSON schema is not JSON: .* type set is not JSON"),
+        (lambda v: Grammar.from_pattern("a", "v"), "vocabulary must be a Vocabulary, got 'v'"),
+        (lambda v: Vocabulary(None, vocab_size=9, eos_token_ids=[1]), "no grammars with this tokenizer"),
+        (lambda v: Vocabulary(None, vocab_size=9, eos_token_ids=5), "no grammars with .* 'int' object is not iterable"),
     ],
 )
 def test_a_grammar_that_cannot_be_is_refused(vocabulary: Vocabulary, make: Any, message: str) -> None:

@@ -30,6 +30,7 @@ def test_any_integer_sequence_becomes_int32() -> None:
         ({"mode": "chat"}, "mode must be"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": 10**400}, "temperature is too large: 1000"),
         ({"top_k": -1}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"seed": -1}, "seed"),

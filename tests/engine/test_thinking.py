@@ -221,6 +221,10 @@ def test_closing_takes_no_steps_of_its_own(checkpoint: Path) -> None:
         ({"closing": (5, 6)}, "must hold token 499 once"),
         ({"closing": (499, 499)}, "must hold token 499 once"),
         ({"max_tokens": 2}, "at most 2 tokens are too short"),
+        ({"max_tokens": "9"}, "must be whole numbers"),
+        ({"max_tokens": 9.5}, "must be whole numbers"),
+        ({"end_token_id": None}, "must be whole numbers"),
+        ({"closing": 499}, "must be whole numbers"),
     ],
 )
 def test_thinking_that_cannot_be_is_refused(settings: dict[str, object], message: str) -> None:

@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch import nn
 
+from engine.errors import ConfigError
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.decoder_layer import LayerWeights
 from engine.model.adapters.adapter import Adapter
@@ -62,7 +63,6 @@ class AdaptedModel(Model):
         """Switches to another adapter, or to the base where that is None, for the backend whose layers compute the
         model. Raises `ModelError` if the adapter cannot be read, or does not fit the model; the current one stays in
         use."""
-        assert self.keeps_base, "the base weights have been dropped"
         self._choose(adapter)
         if self.has_replaced_layers:
             layers = backend.make_layers(self._take_layers())
@@ -92,3 +92,16 @@ class AdaptedModel(Model):
             replaced = merge(layer, self._updates, f"{self._layers_name}.{index}.")
             yield self.read_layer(layer, index)
             restore(replaced)
+
+
+def exchange_adapter(model: Model, adapter: Adapter | None, backend: AttentionBackend) -> None:
+    """`AdaptedModel.use_adapter`; `ConfigError` where the model was loaded without its base.
+
+    Args:
+        model: of an engine.
+        adapter: the next one; None: the base without changes.
+        backend: the one whose layers compute the model.
+    """
+    if not isinstance(model, AdaptedModel) or not model.keeps_base:
+        raise ConfigError("adapters are exchanged in an engine that was loaded with keeps_base=True")
+    model.use_adapter(adapter, backend)

@@ -13,7 +13,7 @@ from typing import Any
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, weight_sample
 
-_CONVERTER_VERSION = 2
+_CONVERTER_VERSION = 3
 
 
 def open_gguf(file: Path) -> Path:
@@ -103,6 +103,7 @@ def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) ->
 
 def _write_folder(file: Path, folder: Path) -> None:
     import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     write_tensor_table(file, folder)
     source: dict[str, Any] = {"gguf_file": file.name}
@@ -111,6 +112,8 @@ def _write_folder(file: Path, folder: Path) -> None:
     with no_progress_bars():
         config = transformers.AutoConfig.from_pretrained(file.parent, **source)
         transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
+    if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:  # the file does not name its class
+        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.save_pretrained(folder)
     transformers.GenerationConfig.from_model_config(config).save_pretrained(folder)
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequences
+from operator import attrgetter
 
 from engine.config import EngineConfig
+from engine.errors import RequestError
 from engine.planning.group import CommonPrefix, PrefixGroup
 from engine.request import Request
 from engine.scheduling.prefix_node import PrefixNode
@@ -37,10 +39,9 @@ def schedule_groups(
     """
     block_size, sharing = config.block_size, config.sharing
     if sharing in ("lru", "none"):
-        indices = sorted(index for group in groups for member in group.members for index in member.request_indices)
         return [
-            ScheduledGroup(node=None, sequences=[Sequence(request=requests[index], owners=(index,), node=None)])
-            for index in indices
+            ScheduledGroup(node=None, sequences=[Sequence(request=request, owners=(index,), node=None)])
+            for index, request in enumerate(requests)
             if index not in skipped
         ]
     nodes: _Nodes = {}
@@ -57,7 +58,9 @@ def schedule_groups(
         end = len(group.prefix) // block_size * block_size if config.deterministic else len(group.prefix)
         if end > num_covered and end >= block_size:
             node = make_node(parent=base, token_ids=group.prefix[num_covered:end], start=num_covered)
-        sequences = [Sequence(request=_most_urgent(requests, owners), owners=owners, node=node) for owners in answers]
+        # Of its owners, the request of the highest priority is computed.
+        urgent = [max((requests[owner] for owner in owners), key=attrgetter("priority")) for owners in answers]
+        sequences = [Sequence(request=r, owners=o, node=node) for r, o in zip(urgent, answers, strict=True)]
         scheduled.append(ScheduledGroup(node=node, sequences=sequences))
     return scheduled
 
@@ -80,6 +83,22 @@ def _common_node(
     return node
 
 
+def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -> None:
+    """Raises `RequestError` unless each request is in one group, with its own prompt."""
+    left = dict(enumerate(requests))
+    for group in groups:
+        prefix = group.prefix.tobytes()
+        for member in group.members:
+            for index in member.request_indices:
+                if index not in left:
+                    raise RequestError(f"request {index} of {len(requests)} is in two groups, or does not exist")
+                if left.pop(index).token_ids.tobytes() != prefix + member.suffix.tobytes():
+                    why = "its group has another prompt, or one that is not int32"
+                    raise RequestError(f"request {requests[index].request_id!r}: {why}")
+    if left:
+        raise RequestError(f"request {requests[min(left)].request_id!r} is in no group")
+
+
 def owners_by_answer(
     requests: Sequences[Request], indices: Sequences[int], skipped: Collection[int] = ()
 ) -> list[tuple[int, ...]]:
@@ -89,8 +108,3 @@ def owners_by_answer(
         if index not in skipped:
             owners.setdefault(requests[index].answer_key, []).append(index)
     return [tuple(same) for same in owners.values()]
-
-
-def _most_urgent(requests: Sequences[Request], owners: tuple[int, ...]) -> Request:
-    """The request that is computed for its owners: the one of the highest priority."""
-    return max((requests[owner] for owner in owners), key=lambda request: request.priority)

@@ -103,3 +103,31 @@ def test_a_kv_budget_is_judged_by_the_format(tiny_llama: Path) -> None:
     check_kv_budget(EngineConfig(dtype="fp8", block_size=16, kv_memory_bytes=2 * block_bytes), tiny_llama)
     with pytest.raises(CapacityError, match=f"one block of 16 tokens needs {block_bytes} bytes"):
         check_kv_budget(EngineConfig(dtype="fp8", block_size=16, kv_memory_bytes=2 * block_bytes - 1), tiny_llama)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="older torch has one scale a matrix on a CPU")
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_product_without_a_kernel_for_scales_of_rows_is_scaled_afterwards(
+    monkeypatch: pytest.MonkeyPatch, has_bias: bool
+) -> None:
+    from engine.kernels.triton.layers.fp8 import quantize_weights, scaled_linear
+
+    torch.manual_seed(1)
+    rows, weights = (quantize_weights(torch.randn(size, 64), torch.float8_e4m3fn) for size in (3, 48))
+    bias = torch.randn(48).bfloat16() if has_bias else None
+    exact = (rows.values.double() * rows.scales) @ (weights.values.double() * weights.scales).t()
+    exact = exact if bias is None else exact + bias
+    product, reason = torch._scaled_mm, "CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic(...)`"
+
+    def product_of_one_scale(*factors: torch.Tensor, scale_a: torch.Tensor, **how: object) -> torch.Tensor:
+        if scale_a.numel() > 1:
+            raise RuntimeError(f"CUDA error: {reason}")
+        return product(*factors, scale_a=scale_a, **how)
+
+    monkeypatch.setattr(torch, "_scaled_mm", product_of_one_scale)
+    found = scaled_linear(rows, weights, bias, torch.bfloat16)
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found.double(), exact, rtol=2**-8, atol=1e-4)
+    reason = "CUBLAS_STATUS_EXECUTION_FAILED"
+    with pytest.raises(RuntimeError, match=reason):
+        scaled_linear(rows, weights, bias, torch.bfloat16)

@@ -150,6 +150,8 @@ def test_impossible_requests(tmp_path: Path) -> None:
     requests = [Request(request_id=name, token_ids=ids, mode="embed") for name, ids in (("a", [512]), ("b", [6]))]
     found = {answer.request_id: answer.finish_reason for answer in engine.run_plan(requests, groups)}
     assert found == {"a": "error", "b": "embedded"}
+    with pytest.raises(RequestError, match="request 'b' is in no group"):
+        list(engine.run_plan(requests, [group for group in groups if group.members[0].request_indices == (0,)]))
     with pytest.raises(ModelError, match="mode is 'generate'"):
         list(engine.run_plan([Request(request_id="a", token_ids=[5])], groups[:1]))
     with pytest.raises(ModelError, match="no classification head"):

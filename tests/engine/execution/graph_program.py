@@ -54,7 +54,9 @@ def graphed(
     engine._overlaps_steps = overlaps
     runner, graphs = engine._runner, []
 
-    def make_graph() -> RecordedGraph:
+    def make_graph(other: RecordedGraph | None) -> RecordedGraph:
+        live = [bucket.graph for bucket in runner.graphs._buckets.values() if bucket.graph is not None]
+        assert other in live if live else other is None, "a graph shares the memory of one that is there"
         graphs.append(kind())
         return graphs[-1]
 
@@ -124,6 +126,10 @@ def main(model: str) -> None:
         engine, graphs = graphed(model, attention, overlaps)
         assert_alike(run(engine, requests), expected)
         print(json.dumps({"attention": attention, "replays": [graph.num_replays for graph in graphs]}))
+    num_graphs = len(graphs)
+    engine._runner.graphs.forget()
+    assert_alike(run(engine, requests), expected)
+    assert len(graphs) > num_graphs, "graphs are captured again"
     check_what_has_no_graph(model, requests[:3], {str(i): expected[str(i)] for i in range(3)})
 
 

@@ -2,15 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import Engine, EngineConfig
 from engine.errors import CapacityError
-from engine.execution.memory_budget import choose_kv_budget, swap_maker
+from engine.execution.memory_budget import choose_kv_budget, most_kv_bytes
 from engine.execution.memory_profile import MemoryProfile, MemoryReading, measure_memory
+from engine.execution.swap_space import make_swap_space
+from engine.kernels.triton.tile_jobs import MOST_BLOCKS, SLOT_BITS, whole_blocks
 from engine.kv.kv_cache import KVCache, KVShape
 
 PROFILE = MemoryProfile(total=1000, elsewhere=100, resident=300, step=150, graphs=50)
@@ -65,6 +70,18 @@ class Device:
         )
 
 
+class Operations(TorchDispatchMode):
+    """Notes which operations of torch are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found.add(func)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("max_num_batched_tokens", [17, 700])
 def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_num_batched_tokens: int) -> None:
     config = EngineConfig(
@@ -80,7 +97,8 @@ def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_n
         elif module is engine._model._output_layer.linear:
             rows.append(("output layer", len(args[0])))
 
-    with register_module_forward_pre_hook(watch):
+    operations = Operations()
+    with register_module_forward_pre_hook(watch), operations:
         profile = measure_memory(
             engine._model, engine._runner.attention, config, device, graph_share=0.25, graph_bytes=1000
         )
@@ -90,6 +108,7 @@ def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_n
     drawn, scored = output_rows[:-1], output_rows[-1]
     assert sum(num_rows for _, num_rows in drawn) == most_rows, "all are drawn from, a part at a time"
     assert scored == ("output layer", most_rows)
+    assert torch.ops.aten.__rshift__.Tensor in operations.found, "rows are drawn from as those of grammars are"
     assert device.log == ["reset", "read", "read", "reset"], "the peak counts from before the step"
     kv_bytes = -(-max_num_batched_tokens // 16) * 16 * engine._model.kv_shape.bytes_per_token
     step = 10**8 - 10**6 - kv_bytes
@@ -110,6 +129,15 @@ def test_only_a_budget_of_auto_on_a_gpu_is_measured() -> None:
     assert choose_kv_budget(EngineConfig(), cpu, unwanted) > 0
 
 
+@pytest.mark.parametrize("windows", [(), (8, 0, 8, 8)])
+def test_a_tiny_model_has_no_more_blocks_than_a_block_table_can_number(windows: tuple[int, ...]) -> None:
+    shape = KVShape(num_layers=4, num_kv_heads=1, head_dim=8, dtype=torch.bfloat16, windows=windows)
+    cache = KVCache(shape, block_size=16, budget_bytes=1 << 20, device=torch.device("cpu"))
+    num_blocks = most_kv_bytes(16, shape) // cache.block_bytes
+    largest = whole_blocks(np.array([num_blocks], dtype=np.int64))  # the block for padding comes after the others
+    assert largest >> SLOT_BITS == num_blocks == MOST_BLOCKS - 1
+
+
 def test_pinned_host_memory_takes_up_to_twice_what_it_holds() -> None:
     cache = KVCache(
         KVShape(num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float32),
@@ -120,5 +148,5 @@ def test_pinned_host_memory_takes_up_to_twice_what_it_holds() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     for setting, num_blocks in ((8 * cache.block_bytes, 8), ("auto", cache.num_blocks)):
         config = EngineConfig(preemption="swap", swap_memory_bytes=setting)
-        assert swap_maker(config, cache, cpu)().num_blocks == num_blocks
-        assert swap_maker(config, cache, gpu)().num_blocks == num_blocks // 2
+        assert make_swap_space(config, cache, cpu).num_blocks == num_blocks
+        assert make_swap_space(config, cache, gpu).num_blocks == num_blocks // 2

@@ -7,7 +7,7 @@ from pydoc_data.topics import topics
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from engine import Engine, EngineConfig, Request
 from engine.model.loading.checkpoint import resolve_checkpoint
@@ -60,3 +60,14 @@ def test_greedy_ids_equal_generate_on_real_prompts(smollm2_gguf: Path) -> None:
                 logits = model(rest, **{cache_name: cache}, logits_to_keep=len(answer)).logits[0]
             assert logits.argmax(dim=-1).tolist() == answer
             cache.crop(-rest.shape[1])
+
+
+@pytest.mark.slow
+def test_a_gguf_file_is_pooled_as_a_causal_model(smollm2_gguf: Path) -> None:
+    prompt = [1, 504, 9690, 2]
+    engine = Engine.load(smollm2_gguf, EngineConfig(dtype="float32", device="cpu"))
+    (answer,) = engine.pool([Request(request_id="a", token_ids=prompt, mode="embed", normalize=False)])
+    model = AutoModel.from_pretrained(unpack_gguf(resolve_checkpoint(smollm2_gguf)), dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).last_hidden_state[0, -1]
+    assert torch.from_numpy(answer.embedding).allclose(expected, atol=1e-3)

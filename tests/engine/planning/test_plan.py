@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,6 +181,17 @@ def test_int32_arrays_are_used_where_they_lie() -> None:
 def test_a_sequence_that_is_no_prompt_is_named(sequence: object, why: str) -> None:
     with pytest.raises(RequestError, match=f"sequence 1: .*{why}"):
         plan_prefix_groups([[1], sequence])  # type: ignore[list-item]
+
+
+def test_what_is_no_list_of_prompts_is_named() -> None:
+    with pytest.raises(RequestError, match="sequences must be lists of token ids, got None"):
+        plan_prefix_groups(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("block_size", [0, -1, 1.5, True, "32"])
+def test_a_block_size_out_of_range_is_refused(block_size: Any) -> None:
+    with pytest.raises(ConfigError, match=f"block_size must be None or a positive whole number, got {block_size!r}"):
+        plan_prefix_groups([[1]], block_size=block_size)
 
 
 def test_an_unknown_method_is_refused() -> None:

@@ -9,6 +9,7 @@ bytes each, so that values stay aligned and the scales of one head are contiguou
 ``[num_blocks, block_size, num_kv_heads, head_dim + 2]``, in bytes.
 """
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -59,12 +60,22 @@ def scaled_linear(
         bias: ``[columns]``.
     """
     if rows.values.is_cpu and torch.__version__ < "2.13":  # older torch supports only one scale per matrix on a CPU
-        found = (rows.values.float() @ weights.values.float().t()) * rows.scales * weights.scales.t()
-        return (found if bias is None else found + bias).to(out_dtype)
-    return torch._scaled_mm(
-        rows.values, weights.values.t(), scale_a=rows.scales, scale_b=weights.scales.t(), bias=bias,
-        out_dtype=out_dtype, use_fast_accum=True,
-    )  # fmt: skip
+        found = rows.values.float() @ weights.values.float().t()
+    else:
+        factors = rows.values, weights.values.t()
+        try:
+            return torch._scaled_mm(
+                *factors, scale_a=rows.scales, scale_b=weights.scales.t(), bias=bias, out_dtype=out_dtype,
+                use_fast_accum=True,
+            )  # fmt: skip
+        except RuntimeError as error:
+            # cuBLAS has no kernel with a scale per row for some sizes, such as few rows of many columns on an H100.
+            if not re.search("not.supported", str(error), re.IGNORECASE):
+                raise
+        one = torch.ones((), device=rows.values.device)
+        found = torch._scaled_mm(*factors, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True)
+    found = found * rows.scales * weights.scales.t()
+    return (found if bias is None else found + bias).to(out_dtype)
 
 
 def rounds_first() -> bool:

@@ -1,7 +1,8 @@
 """LoRA adapters against models that peft has merged them into; exchanged without drift; refused by name."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, PreTrainedModel
 
-from engine import Engine, EngineConfig, Request
+from engine import Completion, Engine, EngineConfig, Request, plan_prefix_groups
 from engine.encoding.encoder_engine import EncoderEngine
-from engine.errors import ConfigError, ModelError
+from engine.errors import BusyError, ConfigError, ModelError
 from engine.model.adapters.adapter import Adapter, check_adapter
 from engine.model.proof.tiny_model import make_tiny_model, shrink
 from tests.adapters import merged_by_peft, save_adapter
@@ -134,6 +135,31 @@ def test_an_adapter_that_does_not_fit_leaves_the_one_in_use(
     ):
         engine.use_adapter(Adapter.find(other))
     assert scores(engine) == before
+
+
+def test_an_exchange_is_a_call_of_its_own(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("llama")
+    adapter = Adapter.find(save_adapter(checkpoint, tmp_path / "a"))
+    with pytest.raises(ConfigError, match="loaded with keeps_base=True"):
+        load(checkpoint).use_adapter(adapter)
+    engine = load(checkpoint, keeps_base=True)
+    asked = [Request(request_id=str(i), token_ids=[5 + i], max_new_tokens=3 + i) for i in range(4)]
+
+    def begin() -> Iterator[Completion]:
+        run = engine.run_plan(asked, plan_prefix_groups([request.token_ids for request in asked]))
+        next(run)
+        return run
+
+    run = begin()
+    with ThreadPoolExecutor(1) as other, pytest.raises(BusyError, match="a call of thread 'MainThread' is under way"):
+        other.submit(engine.use_adapter, adapter).result()
+    assert engine.adapter is None
+    assert len(list(run)) == 3
+    run = begin()
+    engine.use_adapter(adapter)
+    with pytest.raises(BusyError, match="another call of the engine has begun, which ended this one"):
+        list(run)
+    assert engine.adapter == adapter
 
 
 def test_encoders_take_adapters(tmp_path: Path) -> None:
