@@ -14,6 +14,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels import cdiv
+from engine.kernels.cpu.branched_layers import complete
 from engine.kernels.cpu.layer_structures import NORMS, PanelLayer
 from engine.kernels.cpu.native import NativeKernels
 from engine.kernels.cpu.native_build import declare, load_library
@@ -179,6 +180,8 @@ def _pack(kernels: NativeKernels, layer: QuantizedLayer) -> PanelLayer:
         *(weights.epsilon, weights.scale),
     )
     packed.kept = (*norms, *products)
+    if type(weights) is not LayerWeights:
+        complete(packed, weights, kernels)
     return packed
 
 
