@@ -137,6 +137,10 @@ def test_what_is_not_covered_is_named(
         load(plain, dtype="quantized")
     with pytest.raises(ConfigError, match="dtype 'quantized' is computed on a CPU by attention 'native'"):
         EngineConfig(dtype="quantized", attention="torch")
+    config = json.loads((covered / "config.json").read_text())
+    (covered / "config.json").write_text(json.dumps(config | {"intermediate_size": 256}))
+    with pytest.raises(ModelError, match=r"layer 0 has a matrix of \(1024, 256\), config.json says \(512, 256\)"):
+        load(covered)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match="has 4 bytes, its tensors end at"):
         load(opened)
