@@ -47,18 +47,19 @@ _NAMES_OF_GEMMA = {
 _PERMUTED = ("llama", "mistral")
 """Architectures whose query and key heads a GGUF file has with their two halves interleaved."""
 
-FAMILIES = ("gemma2", "gemma3_text", "phi3", "qwen3_moe", "starcoder2")
-"""Architectures with more operations than Llama's whose GGUF files are read here."""
-
 
 class GgufWeights:
     """A GGUF file's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head".
 
     Args:
         folder: from `engine.model.loading.gguf.open_gguf`.
+    Attributes:
+        families: architectures with more operations than Llama's whose files are read here.
     Raises:
         ModelError: the file cannot be read, or is shorter than its table of tensors says.
     """
+
+    families = ("gemma2", "gemma3_text", "phi3", "qwen3_moe", "starcoder2")
 
     def __init__(self, folder: Path) -> None:
         config, table = read_json(folder / "config.json"), read_json(folder / GGUF_TENSORS)

@@ -30,9 +30,13 @@ class GroupedWeights:
     Args:
         folder: of the checkpoint.
         config: `quantization_config` of its config.json.
+    Attributes:
+        families: see `GgufWeights`.
     Raises:
         ModelError: a file cannot be read.
     """
+
+    families = ("gemma2", "gemma3_text", "qwen3_moe", "starcoder2")
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.file, self._config = folder, config

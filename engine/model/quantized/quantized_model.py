@@ -27,6 +27,7 @@ from engine.model.layer_windows import find_windows
 from engine.model.layers import TiedEmbedding
 from engine.model.loading.checkpoint import (
     GGUF_TENSORS,
+    PLAIN_MODEL_TYPES,
     cache_folder,
     check_layers,
     is_plain,
@@ -34,7 +35,7 @@ from engine.model.loading.checkpoint import (
 )
 from engine.model.model import Model
 from engine.model.plain.skeleton import make_skeleton, read_config_of
-from engine.model.quantized.gguf_weights import FAMILIES, GgufWeights
+from engine.model.quantized.gguf_weights import GgufWeights
 from engine.model.quantized.grouped_weights import GroupedWeights, read_quantization
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, devi
     values = read_config_of(folder)
     if device.type != "cpu" or config.attention not in ("auto", "native"):
         return f"that is for a CPU and attention 'native', got device {device} and attention {config.attention!r}"
-    if not is_plain(values.to_dict()) and not (isinstance(weights, GgufWeights) and _is_covered(folder, device)):
-        return "the model's layers are not those of " + ", ".join(("Llama", "Mistral", "Qwen", *FAMILIES))
+    if not is_plain(values.to_dict()) and not _is_covered(folder, device, weights.families):
+        return "the model's layers are not those of " + ", ".join((*PLAIN_MODEL_TYPES, *weights.families))
     if weights.why_not_covered is not None:
         return weights.why_not_covered
     if config.deterministic and find_windows(values.to_dict()):
@@ -125,9 +126,10 @@ def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, devi
     return None
 
 
-def _is_covered(folder: Path, device: torch.device) -> bool:
-    """Whether the layers of a checkpoint that is not plain are read here from its GGUF file."""
-    if read_config_of(folder).model_type not in FAMILIES:
+def _is_covered(folder: Path, device: torch.device, families: tuple[str, ...]) -> bool:
+    """Whether the layers of a checkpoint that is not plain can be read here; `families` are those that its files may
+    have."""
+    if read_config_of(folder).model_type not in families:
         return False
     family = find_family(make_skeleton(folder, torch.bfloat16), device, torch.bfloat16)
     return family is not None and not family.reorders_heads
@@ -174,7 +176,7 @@ class QuantizedModel(Model):
         sizes = (read.qkv[0].shape, read.output[0].shape, (len(read.gate) + len(read.up), read.gate.shape[1]))
         parts = _read_products(self._weights, library, layer, f"layers.{index}")
         products = [
-            QuantizedWeight(part, bias, is_gated=number == 2 and len(part) == 2)
+            QuantizedWeight(part, bias, is_gated=number == 2 and len(part) > 1)
             for number, (part, bias) in enumerate(zip(parts, biases, strict=True))
         ]
         for product, size in zip(products, (*sizes, read.down.shape), strict=True):
@@ -212,14 +214,21 @@ def _read_products(weights: QuantizedWeights, library: ctypes.CDLL, layer: Any, 
     def read(*names: str) -> Parts:
         return [weights.columns(library, f"{place}.{name}") for name in names]
 
+    def read_experts(name: str) -> Parts:
+        if f"{place}.mlp.experts.{name}_proj" in weights:
+            return read(f"mlp.experts.{name}_proj")
+        return read(*(f"mlp.experts.{number}.{name}_proj" for number in range(mlp.experts.num_experts)))
+
     mlp = layer.mlp
     heads = ("qkv",) if hasattr(layer.self_attn, "qkv_proj") else ("q", "k", "v")
-    if hasattr(mlp, "gate_up_proj"):
+    if hasattr(mlp, "experts"):
+        first, down = [*read_experts("gate"), *read_experts("up")], read_experts("down")
+    elif hasattr(mlp, "gate_up_proj"):
         halves = np.split(np.arange(mlp.gate_up_proj.out_features), 2)
         first = [weights.columns(library, f"{place}.mlp.gate_up_proj", half) for half in halves]
+        down = read("mlp.down_proj")
     elif hasattr(mlp, "c_fc"):
-        first = read("mlp.c_fc")
+        first, down = read("mlp.c_fc"), read("mlp.c_proj")
     else:
-        first = read(*(f"mlp.{'experts.' * hasattr(mlp, 'experts')}{name}_proj" for name in ("gate", "up")))
-    down = "mlp.c_proj" if hasattr(mlp, "c_proj") else f"mlp.{'experts.' * hasattr(mlp, 'experts')}down_proj"
-    return [read(*(f"self_attn.{name}_proj" for name in heads)), read("self_attn.o_proj"), first, read(down)]
+        first, down = read("mlp.gate_proj", "mlp.up_proj"), read("mlp.down_proj")
+    return [read(*(f"self_attn.{name}_proj" for name in heads)), read("self_attn.o_proj"), first, down]
