@@ -51,5 +51,5 @@ def load_other(
     from engine.model.quantized.quantized_model import load_quantized
 
     assert isinstance(model, (str, Path)), "only checkpoints are quantized"
-    quantized = load_quantized(model, config, device)
+    quantized = load_quantized(model, config, device, **how)
     return quantized or Model.load(model, dtype=find_dtype(config.dtype, device), device=device, **how)

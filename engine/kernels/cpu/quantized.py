@@ -14,6 +14,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels import cdiv
+from engine.kernels.cpu.branched_layers import complete
 from engine.kernels.cpu.layer_structures import NORMS, PanelLayer
 from engine.kernels.cpu.native import NativeKernels
 from engine.kernels.cpu.native_build import declare, load_library
@@ -97,7 +98,7 @@ class QuantizedWeight:
     Args:
         parts: consecutive ranges of columns; all but the last have a multiple of 16 columns.
         bias: ``[columns]``.
-        is_gated: whether the parts are gate and up, which are interleaved by 16 columns.
+        is_gated: whether one half of the parts is the gate, the other up; they are interleaved by 16 columns.
     """
 
     def __init__(
@@ -108,8 +109,9 @@ class QuantizedWeight:
         if any(part.num_columns % HALF for part in parts[:-1]) or self.depth % _PANEL:
             sizes = " and ".join(str(part.num_columns) for part in parts)
             raise ModelError(f"dtype 'quantized' takes columns in multiples of 16 and rows of 32, got {sizes}")
-        halves = [part.addresses() for part in parts]
-        joined = np.stack(halves, axis=1).reshape(-1, 2) if is_gated else np.concatenate(halves)
+        joined = np.concatenate([part.addresses() for part in parts])
+        if is_gated:
+            joined = np.stack(np.split(joined, 2), axis=1).reshape(-1, 2)
         if len(joined) % 2:  # kernels compute whole panels: two halves
             joined = np.concatenate([joined, joined[-1:]])
         self.halves = joined
@@ -165,6 +167,8 @@ def _pack(kernels: NativeKernels, layer: QuantizedLayer) -> PanelLayer:
         *(weights.epsilon, weights.scale),
     )
     packed.kept = (*norms, *products)
+    if type(weights) is not LayerWeights:
+        complete(packed, weights, kernels)
     return packed
 
 

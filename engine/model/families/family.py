@@ -79,6 +79,11 @@ class Family:
             kind: order_of_dims(self._head_dim, size, layout.is_interleaved) for kind, size in sizes.items()
         }
 
+    @property
+    def reorders_heads(self) -> bool:
+        """Whether the dimensions of any layer's query and key heads have another order than in the files."""
+        return any(order is not None for order in self._orders.values())
+
     def read_weights(self, layer: Any, index: int) -> BranchedWeights:
         """The weights of a transformers layer. The dimensions of query and key heads are reordered for the kernels'
         rotation; scores, sums over all dimensions, do not change."""

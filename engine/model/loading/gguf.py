@@ -43,8 +43,8 @@ def gguf_file(folder: Path) -> Path:
     return Path(json.loads((folder / GGUF_TENSORS).read_text())["file"])
 
 
-def write_tensor_table(file: Path, folder: Path) -> None:
-    """Writes the table of a GGUF file's tensors: name, format, shape (rows first), offset and size."""
+def write_tensor_table(file: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """Writes the table of a GGUF file's tensors: name, format, shape (rows first), offset and size. Returns it."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 
     class Reader(GGUFReader):  # type: ignore[misc]
@@ -69,6 +69,7 @@ def write_tensor_table(file: Path, folder: Path) -> None:
         for tensor in Reader(file).tensors
     }
     (folder / GGUF_TENSORS).write_text(json.dumps({"file": str(file), "tensors": tensors}, indent=1))
+    return tensors
 
 
 def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) -> Path:
@@ -105,7 +106,7 @@ def _write_folder(file: Path, folder: Path) -> None:
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    write_tensor_table(file, folder)
+    tensors = write_tensor_table(file, folder)
     source: dict[str, Any] = {"gguf_file": file.name}
     from engine.model.loading.stock_weights import no_progress_bars
 
@@ -114,6 +115,8 @@ def _write_folder(file: Path, folder: Path) -> None:
         transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
     if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:  # the file does not name its class
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    if (experts := tensors.get("blk.0.ffn_gate_exps.weight")) is not None:
+        config.moe_intermediate_size = experts["shape"][1]  # transformers 5.24 leaves it at its default
     config.save_pretrained(folder)
     transformers.GenerationConfig.from_model_config(config).save_pretrained(folder)
 
@@ -129,12 +132,13 @@ def _write_unpacked(file: Path, folder: Path) -> None:
     # A code of 4 to 8 bits times its scale: float32 is exact enough for parity tests.
     from engine.model.loading.stock_weights import no_progress_bars
 
+    config = transformers.AutoConfig.from_pretrained(open_gguf(file))
     with no_progress_bars():
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, **unpack
+            file.parent, config=config, gguf_file=file.name, dtype=torch.float32, **unpack
         )
         model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    config.pop("quantization_config", None)
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    values = json.loads((folder / "config.json").read_text())
+    values.pop("quantization_config", None)
+    (folder / "config.json").write_text(json.dumps(values, indent=2))

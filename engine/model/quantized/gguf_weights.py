@@ -1,9 +1,10 @@
 """Reads the tensors of a GGUF file for the CPU kernels."""
 
 import ctypes
-import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import torch
 
 from engine.kernels.cpu.quantized import QuantizedColumns
 from engine.kernels.cpu.quantized_formats import FORMATS
-from engine.model.loading.checkpoint import GGUF_TENSORS
+from engine.model.loading.checkpoint import GGUF_TENSORS, read_json
 from engine.model.quantized.mapped_tensors import PLAIN, MappedTensors
 
 _NAMES = {
@@ -19,6 +20,7 @@ _NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
@@ -26,50 +28,92 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 """Modules of a layer: transformers' names, and those in GGUF files."""
+
+_NAMES_OF_GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+_PERMUTED = ("llama", "mistral")
+"""Architectures whose query and key heads a GGUF file has with their two halves interleaved."""
 
 
 class GgufWeights:
     """A GGUF file's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head". The
-    folder is from `engine.model.loading.gguf.open_gguf`. Raises `ModelError` if the file cannot be read, or is shorter
-    than its table of tensors says."""
+    folder is from `engine.model.loading.gguf.open_gguf`. `families` are the architectures with more operations than
+    Llama's whose files are read here. Raises `ModelError` if the file cannot be read, or is shorter than its table of
+    tensors says."""
+
+    families = ("gemma2", "gemma3_text", "phi3", "qwen3_moe", "starcoder2")
 
     def __init__(self, folder: Path) -> None:
-        table = json.loads((folder / GGUF_TENSORS).read_text())
+        config, table = read_json(folder / "config.json"), read_json(folder / GGUF_TENSORS)
+        kind = config["model_type"]
+        self._names = _NAMES | (_NAMES_OF_GEMMA if kind.startswith("gemma") else {})
+        self._norm_offset = 1.0 if kind.startswith("gemma") else 0.0  # added to the weights of norms in the file
+        self._permuted_dim = _head_dim(config) if kind in _PERMUTED else 0
         self.file = Path(table["file"])
         self._tensors = MappedTensors()
         self._tensors.add(self.file, table["tensors"])
 
     def __contains__(self, name: str) -> bool:
         """Whether the file has the weight of a module."""
-        return f"{_gguf_name(name)}.weight" in self._tensors
+        return f"{self._name(name)}.weight" in self._tensors
 
     @property
     def why_not_covered(self) -> str | None:
         """Why the kernels do not support the tensors; None if they do."""
         for name, tensor in self._tensors.items():
-            if tensor.format not in ({**FORMATS, **PLAIN} if len(tensor.shape) == 2 else PLAIN):
+            is_matrix = len(tensor.shape) > 1 and "ffn_gate_inp" not in name
+            if tensor.format not in ({**FORMATS, **PLAIN} if is_matrix else PLAIN):
                 return f"tensor {name} has format {tensor.format}"
         return None
 
     @property
     def bytes_per_weight(self) -> float:
         """Average over the matrices."""
-        matrices = [tensor for _, tensor in self._tensors.items() if len(tensor.shape) == 2]
+        matrices = [tensor for _, tensor in self._tensors.items() if len(tensor.shape) > 1]
         return sum(tensor.num_bytes for tensor in matrices) / sum(math.prod(tensor.shape) for tensor in matrices)
 
     def vector(self, name: str, kind: str = "weight") -> torch.Tensor:
-        """The weight or bias of a module, which is not quantized, in bfloat16."""
-        return self._tensors.vector(f"{_gguf_name(name)}.{kind}")
+        """The weight or bias of a module, which is not quantized, in bfloat16, flattened."""
+        found = self._tensors.vector(f"{self._name(name)}.{kind}")
+        if self._is_permuted(name):
+            found = found[_permuted_rows(len(found), self._permuted_dim)]
+        return (found - self._norm_offset if name.endswith("norm") else found).bfloat16()
 
     def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
-        """See `MappedTensors.columns`, by the name of a module."""
-        return self._tensors.columns(library, f"{_gguf_name(name)}.weight", order)
+        """See `MappedTensors.columns`, by the name of a module; the rows of all experts are one matrix."""
+        place = f"{self._name(name)}.weight"
+        if self._is_permuted(name):
+            assert order is None, "heads are in the file's order"
+            order = _permuted_rows(self._tensors.find(place).shape[0], self._permuted_dim)
+        return self._tensors.columns(library, place, order)
+
+    def _is_permuted(self, name: str) -> bool:
+        return self._permuted_dim > 0 and name.endswith(("q_proj", "k_proj"))
+
+    def _name(self, name: str) -> str:
+        if name.startswith("layers."):
+            _, index, module = name.split(".", 2)
+            return f"blk.{index}.{self._names[module]}"
+        return {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[name]
 
 
-def _gguf_name(name: str) -> str:
-    if name.startswith("layers."):
-        _, index, module = name.split(".", 2)
-        return f"blk.{index}.{_NAMES[module]}"
-    return {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[name]
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _permuted_rows(num_rows: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """The file's row of each row in transformers' order: GGUF files interleave the two halves of Llama's heads."""
+    return np.arange(num_rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel().astype(np.int64)

@@ -27,7 +27,10 @@ _SCALES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 class GroupedWeights:
     """A checkpoint's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head". The
-    config is `quantization_config` of its config.json. Raises `ModelError` if a file cannot be read."""
+    config is `quantization_config` of its config.json. For `families` see `GgufWeights`. Raises `ModelError` if a file
+    cannot be read."""
+
+    families = ("gemma2", "gemma3_text", "qwen3_moe", "starcoder2")
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.file, self._config = folder, config
@@ -78,7 +81,7 @@ class GroupedWeights:
 
     def vector(self, name: str, kind: str = "weight") -> torch.Tensor:
         """The weight or bias of a module, which is not quantized, in bfloat16."""
-        return self._tensors.vector(f"{_full(name)}.{kind}")
+        return self._tensors.vector(f"{_full(name)}.{kind}").bfloat16()
 
     def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
         """See `MappedTensors.columns`, by the name of a module; `order` does not apply to quantized weights."""

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import math
 import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -96,9 +97,9 @@ class MappedTensors:
         return self._tensors[name]
 
     def raw(self, tensor: MappedTensor) -> npt.NDArray[np.uint8]:
-        """The bytes ``[rows, bytes of a row]`` in the mapped file."""
+        """The bytes ``[rows, bytes of a row]`` in the mapped file; a vector has rows of one number."""
         flat = np.frombuffer(self._maps[tensor.file], np.uint8, tensor.num_bytes, tensor.offset)
-        return flat.reshape(tensor.shape[0], -1)
+        return flat.reshape(math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0], -1)
 
     def forget(self, tensor: MappedTensor) -> None:
         """Releases the pages of a tensor; they would be read from the file again."""
@@ -106,22 +107,21 @@ class MappedTensors:
         self._maps[tensor.file].madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.num_bytes - start)
 
     def vector(self, name: str) -> torch.Tensor:
-        """A tensor that is not quantized, in bfloat16, flattened."""
+        """A tensor that is not quantized, in float32, flattened."""
         tensor = self.find(name)
-        return torch.from_numpy(self.raw(tensor).copy()).view(PLAIN[tensor.format]).bfloat16().flatten()
+        return torch.from_numpy(self.raw(tensor).copy()).view(PLAIN[tensor.format]).float().flatten()
 
     def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
         """Repacks a matrix in one of `FORMATS`, or in one of `PLAIN`, which is converted to bfloat16.
 
         Args:
             name: of the tensor, whose rows are output columns.
-            order: for each output column its row in the file; None: the file's order.
+            order: for each output column its row in the file; None: all rows in the file's order.
         """
         tensor = self.find(name)
-        num_columns = tensor.shape[0]
         kind = "BF16" if tensor.format in PLAIN else tensor.format
         raw = self.raw(tensor)
-        depth = tensor.shape[1]
+        num_columns, depth = len(raw) if order is None else len(order), tensor.shape[-1]
         found = QuantizedColumns(FORMATS[kind], depth=depth, num_columns=num_columns)
         rows = np.full(len(found.panels) * HALF, -1, dtype=np.int64)
         rows[:num_columns] = np.arange(num_columns) if order is None else order

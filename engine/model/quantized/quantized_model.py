@@ -2,12 +2,10 @@
 
 import ctypes
 import logging
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -17,16 +15,19 @@ from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native_build import NativeBuildError
 from engine.kernels.cpu.native_layers import NativeBackend
 from engine.kernels.cpu.quantized import (
+    QuantizedColumns,
     QuantizedLayer,
     QuantizedOutputLayer,
     QuantizedWeight,
     load_quantized_library,
     make_quantized_layers,
 )
+from engine.model.families.family import find_family
 from engine.model.layer_windows import find_windows
-from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
+from engine.model.layers import TiedEmbedding
 from engine.model.loading.checkpoint import (
     GGUF_TENSORS,
+    PLAIN_MODEL_TYPES,
     cache_folder,
     check_layers,
     is_plain,
@@ -37,17 +38,25 @@ from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.quantized.gguf_weights import GgufWeights
 from engine.model.quantized.grouped_weights import GroupedWeights, read_quantization
 
+if TYPE_CHECKING:
+    from engine.model.proof.tiny_run import MakeEngine
+
 QuantizedWeights = GgufWeights | GroupedWeights
+Parts = list[QuantizedColumns]
 
 LOGGER = logging.getLogger("batchloom.engine")
 
 
-def load_quantized(model: str | Path, config: EngineConfig, device: torch.device) -> "QuantizedModel | None":
+def load_quantized(
+    model: str | Path, config: EngineConfig, device: torch.device, *, make_engine: "MakeEngine"
+) -> "QuantizedModel | None":
     """A model with its weights left quantized; None if they are unpacked instead, which is logged for dtype "auto".
 
     Args:
         model: see `resolve_checkpoint`; `is_quantized` is true for it.
         config: its dtype is "quantized" or "auto" where weights are to stay quantized.
+        device: where the model will be computed.
+        make_engine: see `Model.load`.
     Raises:
         ModelError: the checkpoint or this machine is not supported; for a GGUF file only if dtype is "quantized".
     """
@@ -55,6 +64,10 @@ def load_quantized(model: str | Path, config: EngineConfig, device: torch.device
     weights = find_quantized(folder, config, device)
     if weights is None:
         return None
+    if not is_plain((values := read_config_of(folder)).to_dict()):
+        from engine.model.proof.probe import prove  # it imports engines
+
+        prove(values, make_engine)
     unpacking = "; dtype bfloat16 would unpack them" if isinstance(weights, GgufWeights) else ""
     LOGGER.info("weights stay quantized as in %s%s", weights.file.name, unpacking)
     return QuantizedModel(make_skeleton(folder, torch.bfloat16), weights, device)
@@ -71,7 +84,7 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
         return None
     check_layers(folder)
     weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder, read_quantization(folder))
-    reason = _why_not(values, weights, config, device)
+    reason = _why_not(folder, weights, config, device)
     if reason is None:
         return weights
     if config.dtype == "quantized" or (not is_gguf and is_plain(values.to_dict())):
@@ -80,11 +93,12 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
     return None
 
 
-def _why_not(values: Any, weights: QuantizedWeights, config: EngineConfig, device: torch.device) -> str | None:
+def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, device: torch.device) -> str | None:
+    values = read_config_of(folder)
     if device.type != "cpu" or config.attention not in ("auto", "native"):
         return f"that is for a CPU and attention 'native', got device {device} and attention {config.attention!r}"
-    if not is_plain(values.to_dict()):
-        return "the model's layers are not those of Llama, Mistral or Qwen"
+    if not is_plain(values.to_dict()) and not _is_covered(folder, device, weights.families):
+        return "the model's layers are not those of " + ", ".join((*PLAIN_MODEL_TYPES, *weights.families))
     if weights.why_not_covered is not None:
         return weights.why_not_covered
     if config.deterministic and find_windows(values.to_dict()):
@@ -105,10 +119,20 @@ def _why_not(values: Any, weights: QuantizedWeights, config: EngineConfig, devic
     if not backend.has_products:
         return "this CPU does not multiply bfloat16"
     qkv_size = (num_q_heads + 2 * backend.num_kv_heads) * backend.head_dim
-    for size in (qkv_size, int(values.hidden_size), int(values.intermediate_size)):
+    inner_sizes = (values.intermediate_size, getattr(values, "moe_intermediate_size", None) or 0)
+    for size in (qkv_size, int(values.hidden_size), *map(int, inner_sizes)):
         if size % 32:
             return f"sizes must be multiples of 32, got {size}"
     return None
+
+
+def _is_covered(folder: Path, device: torch.device, families: tuple[str, ...]) -> bool:
+    """Whether the layers of a checkpoint that is not plain can be read here; `families` are those that its files may
+    have."""
+    if read_config_of(folder).model_type not in families:
+        return False
+    family = find_family(make_skeleton(folder, torch.bfloat16), device, torch.bfloat16)
+    return family is not None and not family.reorders_heads
 
 
 class QuantizedModel(Model):
@@ -125,57 +149,81 @@ class QuantizedModel(Model):
         assert isinstance(backend, NativeBackend), "load_quantized has checked the backend"
         library, weights, base = load_quantized_library(cache_folder()), self._weights, self.base
         self.draw_tokens = backend.draw_tokens
-        is_permuted = isinstance(weights, GgufWeights) and base.config.model_type in ("llama", "mistral")
-        layers = [
-            _read_layer(weights, library, layer, index, is_permuted=is_permuted)
-            for index, layer in enumerate(base.layers)
-        ]
+        layers = [self._read_layer(library, layer, index) for index, layer in enumerate(base.layers)]
         embedding = QuantizedWeight([weights.columns(library, "embed_tokens")])
         head = QuantizedWeight([weights.columns(library, "lm_head")]) if "lm_head" in weights else embedding
         self._output_layer = QuantizedOutputLayer(backend, library, head)
+        scale = getattr(base.embed_tokens, "scalar_embed_scale", None)  # Gemma
         base.embed_tokens = TiedEmbedding(QuantizedOutputLayer(backend, library, embedding))
-        base.norm.weight = nn.Parameter(weights.vector("norm"), requires_grad=False)
-        base.layers = nn.ModuleList([ReplacedLayers(make_quantized_layers(backend, library, layers))])
+        if scale is not None:
+            base.embed_tokens = _ScaledEmbedding(base.embed_tokens, scale)
+        _fill_in(weights, base.norm, "norm")
+        base.layers = nn.ModuleList([self.join_layers(make_quantized_layers(backend, library, layers))])
         self.has_replaced_layers = True
         products = [product for _, of_layer in layers for product in of_layer]
         self.weight_bytes = sum(weight.num_bytes for weight in {*products, embedding, head})
 
-
-def _read_layer(
-    weights: QuantizedWeights, library: ctypes.CDLL, layer: Any, index: int, *, is_permuted: bool
-) -> QuantizedLayer:
-    """The weights of a layer on the meta device. With `is_permuted`, the file has the rows of query and key heads in
-    GGUF's order for Llama."""
-    shape, place = read_weights(layer, index), f"layers.{index}"
-
-    def order_of(name: str) -> npt.NDArray[np.int64]:
-        linear = layer.get_submodule(name)
-        num_rows = int(linear.out_features)
-        if is_permuted and name.endswith(("q_proj", "k_proj")):
-            return _permuted_rows(num_rows, layer.self_attn.head_dim)
-        return np.arange(num_rows)
-
-    def product(*names: str, has_bias: bool = False, is_gated: bool = False) -> QuantizedWeight:
-        parts = [weights.columns(library, f"{place}.{name}", order_of(name)) for name in names]
-        biases = [weights.vector(f"{place}.{name}", "bias")[order_of(name)] for name in names if has_bias]
-        return QuantizedWeight(parts, torch.cat(biases) if has_bias else None, is_gated=is_gated)
-
-    qkv = [f"self_attn.{name}_proj" for name in "qkv"]
-    with_norms = replace(
-        shape,
-        attention_norm=weights.vector(f"{place}.input_layernorm"),
-        mlp_norm=weights.vector(f"{place}.post_attention_layernorm"),
-        q_norm=None if shape.q_norm is None else weights.vector(f"{place}.self_attn.q_norm"),
-        k_norm=None if shape.k_norm is None else weights.vector(f"{place}.self_attn.k_norm"),
-    )
-    return with_norms, (
-        product(*qkv, has_bias=shape.qkv[1] is not None),
-        product("self_attn.o_proj", has_bias=shape.output[1] is not None),
-        product("mlp.gate_proj", "mlp.up_proj", is_gated=True),
-        product("mlp.down_proj"),
-    )
+    def _read_layer(self, library: ctypes.CDLL, layer: Any, index: int) -> QuantizedLayer:
+        """The weights of a layer on the meta device; raises `ModelError` if its sizes are not those of the file."""
+        _fill_in(self._weights, layer, f"layers.{index}")
+        read = self.read_layer(layer, index)
+        biases = (read.qkv[1], read.output[1], getattr(read, "gate_bias", None), None)
+        sizes = (read.qkv[0].shape, read.output[0].shape, (len(read.gate) + len(read.up), read.gate.shape[1]))
+        parts = _read_products(self._weights, library, layer, f"layers.{index}")
+        products = [
+            QuantizedWeight(part, bias, is_gated=number == 2 and len(part) > 1)
+            for number, (part, bias) in enumerate(zip(parts, biases, strict=True))
+        ]
+        for product, size in zip(products, (*sizes, read.down.shape), strict=True):
+            if (found := (product.num_columns, product.depth)) != tuple(size):
+                why = f"layer {index} has a matrix of {found}, config.json says {tuple(size)}"
+                raise ModelError(f"model {str(self._weights.file)!r}: {why}")
+        return read, products
 
 
-def _permuted_rows(num_rows: int, head_dim: int) -> npt.NDArray[np.int64]:
-    """The file's row of each row in transformers' order: GGUF files interleave the two halves of Llama's heads."""
-    return np.arange(num_rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel().astype(np.int64)
+class _ScaledEmbedding(nn.Module):
+    """Token embeddings times a number that their family multiplies them by."""
+
+    def __init__(self, embedding: nn.Module, scale: float) -> None:
+        super().__init__()
+        self._embedding, self._scale = embedding, torch.tensor(scale).bfloat16()
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 ``[1, T]`` -> ``[1, T, hidden]``."""
+        return self._embedding(token_ids) * self._scale  # type: ignore[no-any-return]
+
+
+def _fill_in(weights: QuantizedWeights, module: nn.Module, place: str) -> None:
+    """Reads the parameters of a module that are not quantized: norms, biases and routers of experts."""
+    for name, parameter in [*module.named_parameters()]:
+        owner, _, kind = name.rpartition(".")
+        if parameter.ndim == 1 or owner == "mlp.gate":
+            read = weights.vector(".".join(filter(None, (place, owner))), kind).view(parameter.shape)
+            setattr(module.get_submodule(owner), kind, nn.Parameter(read, requires_grad=False))
+
+
+def _read_products(weights: QuantizedWeights, library: ctypes.CDLL, layer: Any, place: str) -> list[Parts]:
+    """The products of a layer by their parts: qkv, output, gate and up (or the first product of a feed-forward without
+    a gate), down."""
+
+    def read(*names: str) -> Parts:
+        return [weights.columns(library, f"{place}.{name}") for name in names]
+
+    def read_experts(name: str) -> Parts:
+        if f"{place}.mlp.experts.{name}_proj" in weights:
+            return read(f"mlp.experts.{name}_proj")
+        return read(*(f"mlp.experts.{number}.{name}_proj" for number in range(mlp.experts.num_experts)))
+
+    mlp = layer.mlp
+    heads = ("qkv",) if hasattr(layer.self_attn, "qkv_proj") else ("q", "k", "v")
+    if hasattr(mlp, "experts"):
+        first, down = [*read_experts("gate"), *read_experts("up")], read_experts("down")
+    elif hasattr(mlp, "gate_up_proj"):
+        halves = np.split(np.arange(mlp.gate_up_proj.out_features), 2)
+        first = [weights.columns(library, f"{place}.mlp.gate_up_proj", half) for half in halves]
+        down = read("mlp.down_proj")
+    elif hasattr(mlp, "c_fc"):
+        first, down = read("mlp.c_fc"), read("mlp.c_proj")
+    else:
+        first, down = read("mlp.gate_proj", "mlp.up_proj"), read("mlp.down_proj")
+    return [read(*(f"self_attn.{name}_proj" for name in heads)), read("self_attn.o_proj"), first, down]

@@ -1,7 +1,7 @@
 """GGUF files of tiny models in any format, and the same weights unpacked."""
 
-import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -9,11 +9,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType
-from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.model.loading.checkpoint import TOKENIZER_FILES
 from engine.model.loading.gguf import write_tensor_table
+
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "starcoder2": gguf.MODEL_ARCH.STARCODER2,
+}
 
 HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Of blocks that the gguf package does not write: where their scales lie."""
@@ -58,50 +68,58 @@ def write_quantized(
 ) -> tuple[Path, Path]:
     """A checkpoint as a GGUF file with its folder, and a checkpoint of the same weights in float32.
 
-    Matrices get random weights of their format. Query and key rows are in the order of GGUF files of Llama.
+    Matrices get random weights of their format; each file follows the conventions of its architecture.
 
     Args:
-        checkpoint: of family llama, qwen2 or qwen3.
+        checkpoint: of an architecture of `ARCHITECTURES`.
         folder: where both are made.
         kinds: a format for each part of a tensor's name in the file; the last that fits counts.
         has_plain: whether the second one gets its weights.
     """
-    config = json.loads((checkpoint / "config.json").read_text())
-    names = gguf.get_tensor_name_map(
-        {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[
-            config["model_type"]
-        ],
-        config["num_hidden_layers"],
-    )
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    config = model.config
+    arch = ARCHITECTURES[config.model_type]
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     opened, plain = folder / "opened", folder / "plain"
     for made in (opened, plain):
         made.mkdir()
         for name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
             if (checkpoint / name).is_file():
                 shutil.copy(checkpoint / name, made)
-    writer = gguf.GGUFWriter(folder / "model.gguf", config["model_type"])
-    rng, kept = np.random.default_rng(3), {}
-    for name, values in load_file(checkpoint / "model.safetensors").items():
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert target is not None
-        kept[name] = values
-        if values.ndim == 1:
-            writer.add_tensor(target, values.astype(np.float32))
-            continue
-        kind = [kind for part, kind in kinds.items() if part in target][-1]
-        raw = random_rows(kind, *values.shape, rng) if kind != "F16" else values.astype(np.float16)
-        writer.add_tensor(target, raw, raw_dtype=GGMLQuantizationType[kind])
-        if not has_plain:
-            continue
-        kept[name] = unpacked(raw, kind) if kind != "F16" else raw.astype(np.float32)
-        if config["model_type"] == "llama" and target.endswith(("attn_q.weight", "attn_k.weight")):
-            kept[name] = kept[name].reshape(-1, config["head_dim"] // 2, 2, values.shape[1]).swapaxes(1, 2)
-            kept[name] = np.ascontiguousarray(kept[name].reshape(values.shape))
+    writer = gguf.GGUFWriter(folder / "model.gguf", gguf.MODEL_ARCH_NAMES[arch])
+    rng = np.random.default_rng(3)
+    for name, parameter in sorted(model.named_parameters()):
+        for piece, values in _pieces(name, parameter.detach().numpy()):
+            target = names.get_name(piece, try_suffixes=(".weight", ".bias"))
+            assert target is not None
+            if values.ndim == 1 or "ffn_gate_inp" in target:
+                added = 1 if config.model_type.startswith("gemma") and target.endswith("norm.weight") else 0
+                writer.add_tensor(target, (values + added).astype(np.float32))
+                continue
+            kind = [kind for part, kind in kinds.items() if part in target][-1]
+            rows = values.reshape(-1, values.shape[-1])
+            raw = random_rows(kind, *rows.shape, rng) if kind != "F16" else rows.astype(np.float16)
+            writer.add_tensor(target, raw.reshape(*values.shape[:-1], -1), raw_dtype=GGMLQuantizationType[kind])
+            if not has_plain:
+                continue
+            kept = unpacked(raw, kind) if kind != "F16" else raw.astype(np.float32)
+            if arch == gguf.MODEL_ARCH.LLAMA and target.endswith(("attn_q.weight", "attn_k.weight")):
+                kept = kept.reshape(-1, config.head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2)
+            values[:] = kept.reshape(values.shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     write_tensor_table(folder / "model.gguf", opened)
     if has_plain:
-        save_file(kept, plain / "model.safetensors", metadata={"format": "pt"})
+        model.save_pretrained(plain)
     return opened, plain
+
+
+def _pieces(name: str, values: npt.NDArray[np.float32]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """The tensors of a file that a parameter becomes, by transformers' names; gate and up of experts lie apart."""
+    if not name.endswith("experts.gate_up_proj"):
+        yield f"{name}.weight" if name.endswith("experts.down_proj") else name, values
+        return
+    for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+        yield f"{name.replace('gate_up', part)}.weight", half

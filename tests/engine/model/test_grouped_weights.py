@@ -13,7 +13,10 @@ from safetensors.torch import load_file, save_file
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
 from engine.limits import check_weights
+from engine.model.proof.tiny_model import make_tiny_model, shrink
+from engine.model.quantized.quantized_model import QuantizedModel
 from tests.engine.kernels.ragged_batches import CPU_FLAGS
+from tests.engine.model.families import make_config
 from tests.engine.model.quantized_files import write_shaped
 
 pytestmark = pytest.mark.skipif("avx512_bf16" not in CPU_FLAGS, reason="this CPU does not multiply bfloat16")
@@ -93,7 +96,7 @@ def write(checkpoint: Path, folder: Path, method: str) -> tuple[Path, Path]:
     tensors: dict[str, torch.Tensor] = {}
     unpacked: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
-        if name.endswith("_proj.weight"):
+        if name.endswith(("_proj.weight", "c_fc.weight")):
             made, unpacked[name] = quantized(name.removesuffix(".weight"), tensor.shape, method, generator)
             tensors |= made
         else:
@@ -115,8 +118,14 @@ def load(checkpoint: Path, **settings: Any) -> Engine:
 
 
 def answers_of(engine: Engine) -> list[object]:
+    most = engine.vocab_size
     requests = [
-        Request(request_id=str(i), token_ids=prompt, mode="score", labels=((5,), (9, 11), (9, 400, 3)))
+        Request(
+            request_id=str(i),
+            token_ids=[token % most for token in prompt],
+            mode="score",
+            labels=((5,), (9, 11), (9, 400 % most, 3)),
+        )
         for i, prompt in enumerate(PROMPTS)
     ]
     return [answer.label_logprobs for answer in engine.score(requests)]
@@ -132,6 +141,27 @@ def test_answers_are_those_of_what_the_codes_stand_for(
     engine = load(found)
     assert answers_of(engine) == answers_of(load(plain, dtype="bfloat16"))
     assert engine._model.weight_bytes < 1.1 * (found / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("method", "family"),
+    [
+        ("gptq", "gemma2"),
+        ("int4 with zeros", "gemma3_text"),
+        ("awq", "qwen3_moe"),
+        ("int8", "starcoder2"),
+        ("gptq", "qwen3_moe"),
+    ],
+)
+def test_so_are_those_of_families_with_more_operations(
+    method: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "awq", (AWQ | {"group_size": 32}, 32, torch.float16))  # sizes here are small
+    make_tiny_model(shrink(make_config(family))).save_pretrained(tmp_path / "tiny")
+    found, plain = write(tmp_path / "tiny", tmp_path, method)
+    engine = load(found)
+    assert type(engine._model) is QuantizedModel
+    assert answers_of(engine) == answers_of(load(plain, dtype="bfloat16"))
 
 
 @pytest.mark.parametrize(

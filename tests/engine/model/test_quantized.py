@@ -19,9 +19,11 @@ from engine.errors import ConfigError, ModelError
 from engine.model.loading.checkpoint import checkpoint_digest
 from engine.model.loading.gguf import write_tensor_table
 from engine.model.model_shape import ModelShape
+from engine.model.proof.tiny_model import make_tiny_model, shrink
 from engine.model.quantized.quantized_model import find_quantized
 from tasks.forecast.hardware import choose_hardware
 from tests.engine.kernels.ragged_batches import CPU_FLAGS
+from tests.engine.model.families import make_config
 from tests.engine.model.quantized_files import write_quantized, write_shaped
 
 needs_products = pytest.mark.skipif("avx512_bf16" not in CPU_FLAGS, reason="this CPU does not multiply bfloat16")
@@ -36,15 +38,16 @@ def load(checkpoint: Path, **settings: Any) -> Engine:
     return Engine.load(checkpoint, EngineConfig(**{"device": "cpu", "kv_memory_bytes": 1 << 22} | settings))
 
 
-def answers_of(engine: Engine) -> list[object]:
-    """Token ids, and scores to the last bit."""
+def answers_of(engine: Engine, vocab_size: int = 500) -> list[object]:
+    """Token ids, and scores to the last bit; of prompts of tokens below `vocab_size`."""
+    prompts = [[token % vocab_size for token in prompt] for prompt in PROMPTS]
+    labels = ((5,), (9, 11), (9, 400 % vocab_size, 3))
     generated = [
         Request(request_id=str(i), token_ids=prompt, max_new_tokens=6, ignore_eos=True)
-        for i, prompt in enumerate(PROMPTS)
+        for i, prompt in enumerate(prompts)
     ]
     scored = [
-        Request(request_id=str(i), token_ids=prompt, mode="score", labels=((5,), (9, 11), (9, 400, 3)))
-        for i, prompt in enumerate(PROMPTS)
+        Request(request_id=str(i), token_ids=prompt, mode="score", labels=labels) for i, prompt in enumerate(prompts)
     ]
     return [
         *(answer.token_ids for answer in engine.generate(generated)),
@@ -94,6 +97,27 @@ def test_answers_are_those_of_the_unpacked_weights(
 
 
 @needs_products
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [
+        ("gemma2", {"weight": "Q8_0"}),
+        ("gemma3_text", {"weight": "Q4_0", "token_embd": "Q8_0", "ffn_down": "F16"}),
+        ("phi3", {"weight": "Q5_1"}),
+        ("qwen3_moe", {"weight": "Q4_1", "ffn_down": "Q8_0", "ffn_up": "Q5_0"}),
+        ("starcoder2", {"weight": "Q8_0"}),
+    ],
+)
+def test_so_are_those_of_families_with_more_operations(family: str, kinds: dict[str, str], tmp_path: Path) -> None:
+    """Norms with an offset, caps, windows, fused products, experts, biases."""
+    config = shrink(make_config(family))
+    make_tiny_model(config).save_pretrained(tmp_path / "tiny")
+    opened, plain = write_quantized(tmp_path / "tiny", tmp_path, kinds)
+    found = answers_of(load(opened, dtype="quantized"), config.vocab_size)
+    assert found == answers_of(load(plain, dtype="bfloat16"), config.vocab_size)
+    assert found == answers_of(load(opened, max_num_batched_tokens=64), config.vocab_size)
+
+
+@needs_products
 def test_what_is_not_covered_is_named(
     shaped: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,6 +137,10 @@ def test_what_is_not_covered_is_named(
         load(plain, dtype="quantized")
     with pytest.raises(ConfigError, match="dtype 'quantized' is computed on a CPU by attention 'native'"):
         EngineConfig(dtype="quantized", attention="torch")
+    config = json.loads((covered / "config.json").read_text())
+    (covered / "config.json").write_text(json.dumps(config | {"intermediate_size": 256}))
+    with pytest.raises(ModelError, match=r"layer 0 has a matrix of \(1024, 256\), config.json says \(512, 256\)"):
+        load(covered)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match="has 4 bytes, its tensors end at"):
         load(opened)

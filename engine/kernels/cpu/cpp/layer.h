@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "branches.h"
+#include "experts.h"
 #include "number.h"
 #include "work_items.h"
 
@@ -109,7 +109,10 @@ void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerS
       Format::route(s, b, rows.num_rows, w.hidden_size);
       break;
     case Operation::experts:
-      Format::compute_experts(s, w, rows.num_rows);
+      Format::project_experts(s.expert_rows, w.gate_up, s.expert_gated, (1 + b.is_gated) * w.intermediate_size,
+                              w.hidden_size, b.gating());
+      Format::project_experts(s.expert_gated, w.down, s.expert_rows, w.hidden_size, w.intermediate_size, Gating{});
+      combine_experts(s.expert_rows, s.branch, rows.num_rows, w.hidden_size, b.num_slots());
       break;
     case Operation::add_mlp:
       add_branch(hidden, s.branch, b.post_mlp_norm, hidden, rows.num_rows, w.hidden_size, w.epsilon, b.norm_offset,

@@ -46,14 +46,9 @@ struct PanelFormat {
     route_rows(s.normed, b, s.expert_rows, num_rows, hidden_size);
   }
 
-  // s.branch = the weighted sum of the results of each row's experts.
-  static void compute_experts(const Step& s, const LayerWeights<PanelFormat>& w, int64_t num_rows) {
-    const int64_t hidden_size = w.hidden_size, size = w.intermediate_size;
-    const Gating gating = w.branches->gating();
-    project_experts(s.expert_rows, w.gate_up.panels, w.gate_up.bias, s.expert_gated, (1 + gating.is_gated) * size, hidden_size,
-                    gating);
-    project_experts(s.expert_gated, w.down.panels, w.down.bias, s.expert_rows, hidden_size, size, Gating{});
-    combine_experts(s.expert_rows, s.branch, num_rows, hidden_size, w.branches->num_slots());
+  static void project_experts(const T* x, const Weights& w, T* out, int64_t num_columns, int64_t depth,
+                              const Gating& gating) {
+    ::project_experts(x, w.panels, w.bias, out, num_columns, depth, gating);
   }
 };
 

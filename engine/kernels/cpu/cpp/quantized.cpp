@@ -15,7 +15,7 @@ struct QuantizedFormat {
   typedef bf16 Norm;
   typedef bf16 KV;
   typedef QuantizedWeights Weights;
-  static constexpr bool has_branches = false;
+  static constexpr bool has_branches = true;
 
   static void norm(const Step& s, const bf16* x, const bf16* weight, int64_t num_rows, int64_t size, float epsilon) {
     rms_norm(x, weight, s.normed, num_rows, size, epsilon);
@@ -23,12 +23,26 @@ struct QuantizedFormat {
 
   static void project_normed(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
                              int64_t depth, bool is_gated) {
-    project(s.normed, w, nullptr, out, num_rows, num_columns, depth, is_gated);
+    project(s.normed, w, nullptr, out, num_rows, num_columns, depth, swiglu_if(is_gated));
   }
 
   static void project_rows(const Step&, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
                            int64_t num_rows, int64_t num_columns, int64_t depth) {
-    project(x, w, residual, out, num_rows, num_columns, depth, false);
+    project(x, w, residual, out, num_rows, num_columns, depth, Gating{});
+  }
+
+  static void project_activated(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+                                int64_t depth, const Gating& gating) {
+    project(s.normed, w, nullptr, out, num_rows, num_columns, depth, gating);
+  }
+
+  static void route(const Step& s, const Branches<bf16>& b, int64_t num_rows, int64_t hidden_size) {
+    route_rows(s.normed, b, s.expert_rows, num_rows, hidden_size);
+  }
+
+  static void project_experts(const bf16* x, const Weights& w, bf16* out, int64_t num_columns, int64_t depth,
+                              const Gating& gating) {
+    ::project_experts(x, w, out, num_columns, depth, gating);
   }
 };
 
@@ -44,7 +58,7 @@ extern "C" void compute_layers_quantized(const LayerWeights<QuantizedFormat>* we
 // x: [num_rows, depth], allocated for rows rounded up to 32; columns are a multiple of 32.
 extern "C" void project_quantized(const bf16* x, const HalfPanel* halves, const bf16* bias, bf16* out, int64_t num_rows,
                                   int64_t num_columns, int64_t depth) {
-  project(x, {halves, bias}, nullptr, out, num_rows, num_columns, depth, false);
+  project(x, {halves, bias}, nullptr, out, num_rows, num_columns, depth, Gating{});
 }
 
 // See `largest_column_bf16` in native.cpp.

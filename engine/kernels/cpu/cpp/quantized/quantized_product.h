@@ -1,6 +1,7 @@
 // Linear layers with quantized weights: a thread unpacks panels to bf16 pairs in a buffer, and multiplies all rows with them.
 #pragma once
 
+#include "../experts.h"
 #include "../pair_product.h"
 #include "quantized.h"
 
@@ -19,15 +20,23 @@ inline bf16* panel_buffer(int64_t size) {
   return (bf16*)((uintptr_t(buffer.data()) + 63) / 64 * 64);
 }
 
-// As in product.h. Threads divide the panels; each panel is unpacked once and multiplied with all rows.
+// Rows [first, end) that the columns from panel `first_panel` of the weights on are multiplied with.
+struct RowRange {
+  int64_t first, end, first_panel;
+};
+
+// As in product.h, for each range of rows: num_columns columns of its own. Threads divide ranges and panels; each panel is
+// unpacked once and multiplied with all rows of its range.
 template <typename Finish>
-void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, int64_t num_columns, int64_t depth,
-              const Finish& finish) {
-  if (num_rows == 0) return;
-  const int64_t num_threads = omp_get_max_threads(), num_panels = num_columns / PANEL;
+void multiply(const bf16* x, const QuantizedWeights& weights, const std::vector<RowRange>& ranges, int64_t num_columns,
+              int64_t depth, const Finish& finish) {
+  int64_t most_rows = 0;
+  for (const RowRange& range : ranges) most_rows = std::max(most_rows, range.end - range.first);
+  if (most_rows == 0) return;
+  const int64_t num_threads = omp_get_max_threads(), num_panels = num_columns / PANEL, num_ranges = int64_t(ranges.size());
   const bool use_tiles = tiles_granted();
   // Panels multiplied with a row while it is in the first-level cache; unpacked, they fit the second-level cache.
-  const int64_t most = num_rows <= 64 ? 1 : std::clamp<int64_t>(chunk_bytes() / (PANEL * depth * 2), 1, 2 * GROUP);
+  const int64_t most = most_rows <= 64 ? 1 : std::clamp<int64_t>(chunk_bytes() / (PANEL * depth * 2), 1, 2 * GROUP);
   const int64_t num_groups = std::min(num_panels, round_up((num_panels + most - 1) / most, num_threads));
   std::atomic<int64_t> next_group(0);
 #pragma omp parallel
@@ -38,15 +47,18 @@ void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, 
     bf16* panels = panel_buffer(most * PANEL * depth);
     const PairOperands operands(x, panels, depth);
     ThreadProduct<PairOperands, Finish> own{operands, finish, 1, use_tiles, false};
-    for (int64_t group; (group = next_group.fetch_add(1, std::memory_order_relaxed)) < num_groups;) {
+    for (int64_t at; (at = next_group.fetch_add(1, std::memory_order_relaxed)) < num_ranges * num_groups;) {
+      const RowRange& rows = ranges[at / num_groups];
+      const int64_t group = at % num_groups;
       const int64_t start = part_start(num_panels, num_groups, group), end = part_start(num_panels, num_groups, group + 1);
       for (int64_t p = start; p < end; p++) {
-        if (!finish.needs(0, int(num_rows), p)) continue;
+        if (!finish.needs(rows.first, int(rows.end - rows.first), p)) continue;
         for (int h = 0; h < 2; h++)
-          unpack(weights.halves[2 * p + h], depth, panels + (p - start) * PANEL * depth + 32 * h, 2 * PANEL);
+          unpack(weights.halves[2 * (rows.first_panel + p) + h], depth, panels + (p - start) * PANEL * depth + 32 * h,
+                 2 * PANEL);
       }
       own.panels_from = start;
-      own.multiply_group(0, num_rows, start, end);
+      own.multiply_group(rows.first, rows.end, start, end);
     }
     finish_block(own.before, finish);
 #ifdef HAS_AMX
@@ -56,16 +68,33 @@ void multiply(const bf16* x, const QuantizedWeights& weights, int64_t num_rows, 
 }
 
 inline void project(const bf16* x, const QuantizedWeights& weights, const bf16* residual, bf16* out, int64_t num_rows,
-                    int64_t num_columns, int64_t depth, bool is_gated) {
-  const int64_t out_columns = is_gated ? num_columns / 2 : num_columns;
-  with_finish({weights.bias, residual, out, out_columns, swiglu_if(is_gated)},
-              [&](const auto& finish) { multiply(x, weights, num_rows, num_columns, depth, finish); });
+                    int64_t num_columns, int64_t depth, const Gating& gating) {
+  const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
+  with_finish({weights.bias, residual, out, out_columns, gating},
+              [&](const auto& finish) { multiply(x, weights, {{0, num_rows, 0}}, num_columns, depth, finish); });
+}
+
+// As in experts.h.
+inline void project_experts(const bf16* x, const QuantizedWeights& weights, bf16* out, int64_t num_columns, int64_t depth,
+                            const Gating& gating) {
+  const Routing& by = current_routing();
+  const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
+  std::vector<RowRange> ranges;
+  for (const ExpertBlock& block : by.blocks) {
+    const int64_t first_panel = block.expert * (num_columns / PANEL), end = block.first_row + block.count;
+    if (!ranges.empty() && ranges.back().first_panel == first_panel)
+      ranges.back().end = end;
+    else
+      ranges.push_back({block.first_row, end, first_panel});
+  }
+  multiply(x, weights, ranges, num_columns, depth,
+           ExpertsToOutput<ToOutput>{{weights.bias, nullptr, out, out_columns, gating}, by.expert_of.data(), num_columns});
 }
 
 inline void largest_column(const bf16* x, const QuantizedWeights& weights, const uint32_t* allowed, int64_t* out,
                            int64_t num_rows, int64_t num_columns, int64_t depth) {
   std::vector<Largest> largest(omp_get_max_threads() * num_rows);
-  multiply(x, weights, num_rows, num_columns, depth,
+  multiply(x, weights, {{0, num_rows, 0}}, num_columns, depth,
            ToLargest{weights.bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
   choose_largest(largest, out, num_rows);
 }

@@ -1,0 +1,82 @@
+"""GGUF files as programs write them: configuration, tokenizer and weights in one file."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+
+from engine import Engine, EngineConfig, Request
+from engine.model.loading.checkpoint import read_json, resolve_checkpoint
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, EXPERT_SIZE, TOKENS = 64, 4, 2, 32, 6, 96, 640
+
+
+def write_mixture(file: Path, tokenizer_of: Path) -> None:
+    """A Qwen3-MoE of two layers with random weights and a small part of another file's tokenizer."""
+    writer = GGUFWriter(file, "qwen3moe")
+    fields = {name: field for name, field in GGUFReader(tokenizer_of).fields.items() if name.startswith("tokenizer.")}
+    tokens = fields["tokenizer.ggml.tokens"].contents()[:TOKENS]
+    for name, field in fields.items():
+        kind, values = field.types[0], field.contents()
+        if name.endswith("merges"):
+            known = set(tokens)
+            values = [merge for merge in values if {*merge.split(), merge.replace(" ", "")} <= known]
+        elif kind == GGUFValueType.ARRAY:
+            values = values[:TOKENS]
+        writer.add_key_value(name, values, kind, sub_type=field.types[-1] if kind == GGUFValueType.ARRAY else None)
+    writer.add_block_count(2)
+    writer.add_context_length(512)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(128)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HEAD_DIM)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(TOKENS)
+    writer.add_expert_count(EXPERTS)
+    writer.add_expert_used_count(2)
+    writer.add_expert_feed_forward_length(EXPERT_SIZE)
+    rng = np.random.default_rng(0)
+
+    def add(name: str, *shape: int) -> None:
+        weights = rng.normal(size=shape, scale=0.1 if len(shape) > 1 else 1).astype(np.float32)
+        if len(shape) == 1 or "gate_inp" in name:
+            writer.add_tensor(f"{name}.weight", weights)
+            return
+        rows = gguf.quantize(weights.reshape(-1, shape[-1]), GGMLQuantizationType.Q8_0)
+        rows = rows.reshape(*shape[:-1], -1)
+        writer.add_tensor(f"{name}.weight", rows, raw_dtype=GGMLQuantizationType.Q8_0)
+
+    add("token_embd", TOKENS, HIDDEN)
+    add("output_norm", HIDDEN)
+    add("output", TOKENS, HIDDEN)
+    for layer in ("blk.0", "blk.1"):
+        for norm, size in (("attn", HIDDEN), ("ffn", HIDDEN), ("attn_q", HEAD_DIM), ("attn_k", HEAD_DIM)):
+            add(f"{layer}.{norm}_norm", size)
+        add(f"{layer}.attn_q", HEADS * HEAD_DIM, HIDDEN)
+        add(f"{layer}.attn_k", KV_HEADS * HEAD_DIM, HIDDEN)
+        add(f"{layer}.attn_v", KV_HEADS * HEAD_DIM, HIDDEN)
+        add(f"{layer}.attn_output", HIDDEN, HEADS * HEAD_DIM)
+        add(f"{layer}.ffn_gate_inp", EXPERTS, HIDDEN)
+        add(f"{layer}.ffn_gate_exps", EXPERTS, EXPERT_SIZE, HIDDEN)
+        add(f"{layer}.ffn_up_exps", EXPERTS, EXPERT_SIZE, HIDDEN)
+        add(f"{layer}.ffn_down_exps", EXPERTS, HIDDEN, EXPERT_SIZE)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_experts_have_the_size_of_the_file(tmp_path: Path, smollm2_gguf: Path) -> None:
+    """Kept quantized or unpacked, with the same answers."""
+    file = tmp_path / "mixture.gguf"
+    write_mixture(file, smollm2_gguf)
+    assert read_json(resolve_checkpoint(file) / "config.json")["moe_intermediate_size"] == EXPERT_SIZE
+    asked = [Request(request_id=str(n), token_ids=[20, 30, 40 + n] * 9, max_new_tokens=5) for n in range(3)]
+    answers = []
+    for dtype in ("auto", "bfloat16"):
+        engine = Engine.load(file, EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=1 << 22))
+        answers.append([completion.token_ids for completion in engine.generate(asked)])
+    assert answers[0] == answers[1]
