@@ -18,6 +18,14 @@ _EXPECTED = {
 }
 _MISSING = {"key": "a list of strings", "labels": "a list of strings", "prompt": "a table", "output": "a table"}
 
+FOREIGN_KEYS = {
+    "labels": "labels belong to mode 'score'",
+    "decoding": "decoding belongs to modes 'generate' and 'extract'",
+    "max_thinking_tokens": "max_thinking_tokens belongs to thinking = 'keep' or 'drop' (modes 'generate', 'extract')",
+    "questions": "questions belong to mode 'decide'",
+}
+"""Keys of one mode, to the message for a file of another mode that has them."""
+
 _KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
 _KEYS = rf"({_KEY}(?:\s*\.\s*{_KEY})*)"
 _HEADER = re.compile(rf"\s*\[\[?\s*{_KEYS}\s*\]\]?\s*(?:#.*)?")
