@@ -24,6 +24,7 @@ from tasks.runs.infer_job import FailurePolicy
 from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
 from tasks.runs.run_summary import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache, runs_folder
+from tasks.tokenize import check_room
 from tasks.workloads.workload import load_workload
 
 prepare_console()
@@ -90,6 +91,7 @@ def nightly(
         if len({table.lower() for table in tables}) < len(tables):
             raise ConfigError(f"each workload needs a table of its own, got {tables}")
         for workload in chosen:
+            check_room(workload, source.max_model_len)
             if workload.kind.thinking:
                 check_thinking(workload, source.checkpoint)
         night = Night(

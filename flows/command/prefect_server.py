@@ -34,8 +34,7 @@ SERVER_SETTINGS = {
 
 CONFIGURED_URL = PREFECT_API_URL.value()  # of a server that somebody else has started; None where there is none
 
-STARTUP_SECONDS = 90
-ANSWER_SECONDS = 15
+STARTUP_SECONDS, ANSWER_SECONDS = 90, 15
 STOP_SECONDS = 5
 
 

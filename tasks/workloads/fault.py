@@ -107,7 +107,8 @@ def _describe(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{where}{key!r} is not a known key here"
     if kind == "value_error":
-        return f"{where}{key} {context['error']}"
+        is_text = isinstance(context["error"], UnicodeDecodeError)
+        return f"{where}{key} {f'names {values[key]!r}, which cannot be read: ' if is_text else ''}{context['error']}"
     if kind == "literal_error":
         expected = context["expected"]
     else:

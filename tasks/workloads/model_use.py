@@ -19,7 +19,7 @@ def check_use(workload: "Workload", checkpoint: Path) -> None:
         has_classes = any(name.endswith("ForSequenceClassification") for name in architectures)
         uses = "modes 'embed' and, with labels = \"checkpoint\", 'score'" if has_classes else "mode 'embed'"
         what = f"mode {workload.kind.mode!r} needs a model that writes text"
-        raise ModelError(f"{what}: {model} {lack} and can be used for {uses}")
+        raise ModelError(f"{what}: {model} {lack}; it can be used for {uses}")
     if not any(any(checkpoint.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model")):
         raise ModelError(f"{model}: the folder holds no tokenizer, such as tokenizer.json")
     if workload.prompt.chat and not _has_chat_template(checkpoint):
@@ -38,7 +38,7 @@ def _why_no_text(checkpoint: Path) -> str:
         from engine.model.loading.stock_weights import has_output_layer  # takes seconds to import
 
         has_head = has_output_layer(checkpoint)
-    return "" if has_head else "has no output layer (lm_head.weight)"
+    return "" if has_head else "has no output layer: its files lack lm_head.weight"
 
 
 def _has_chat_template(checkpoint: Path) -> bool:

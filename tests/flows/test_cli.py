@@ -123,6 +123,7 @@ def many_documents(nights: Any, count: int) -> None:
         (("--kv-memory", "1KB"), "a KV budget of 1000 bytes holds no request"),
         (("--workload", "nonsense"), "no workload 'nonsense'"),
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
+        (("--max-model-len", "48"), "workload 'snippets': answers of up to 48 tokens leave no room for a prompt"),
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens: Input should be greater than or equal to 1"),
         (("--kv-memory", "much"), "--kv-memory: 'much' is not what it takes: memory for KV, such as 512MiB or 4GB"),
         (("--exchange", "s3://me:secret@here/x"), "--exchange: may hold neither password nor query"),
@@ -161,7 +162,7 @@ def test_a_mistake_is_one_line(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("encoder", "is an encoder and can be used for mode 'embed'"),
+        ("encoder", "is an encoder; it can be used for mode 'embed'"),
         ("unspoken", "has no chat template: set chat = false in the [prompt] of 'snippets'"),
         ("silent", "the folder holds no tokenizer"),
     ],

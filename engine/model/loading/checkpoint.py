@@ -83,8 +83,8 @@ def weight_names(folder: Path) -> list[str]:
             with safe_open(file, framework="np") as tensors:
                 names.extend(tensors.keys())
         except (OSError, SafetensorError) as error:
-            what = f"the weights cannot be read: {file.name} is damaged or cut at {file.stat().st_size:,} bytes"
-            raise ModelError(f"model {str(folder)!r}: {what}: {error}") from error
+            what = f"{file.name} is damaged or cut at {file.exists() and file.stat().st_size:,} bytes"
+            raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {what}: {error}") from error
     return names
 
 
@@ -104,8 +104,8 @@ def check_layers(folder: Path) -> None:
 def is_plain_chat(folder: Path) -> bool:
     """Whether config.json and the names of files tell a plain model with output layer, tokenizer and chat template."""
     config, files = read_json(folder / "config.json"), {file.name for file in folder.iterdir()}
-    has_chat = files >= {"tokenizer.json", "chat_template.jinja"}
-    return has_chat and is_plain(config) and config.get("tie_word_embeddings") is True
+    has_text = is_plain(config) and config.get("tie_word_embeddings") is True
+    return has_text and files >= {"tokenizer.json", "chat_template.jinja"}
 
 
 def checkpoint_digest(folder: Path) -> str:

@@ -139,6 +139,15 @@ def test_a_file_that_is_cut_is_named_with_its_size(num_bytes: int, tiny_llama: P
         check_weights(SETTINGS, folder)
 
 
+def test_a_link_to_a_file_that_is_gone_is_named(tiny_llama: Path, tmp_path: Path) -> None:
+    """As in a hub's cache from which files were deleted."""
+    folder = copy_with(tiny_llama, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged or cut at 0 bytes: No such file"):
+        check_weights(SETTINGS, folder)
+
+
 def test_a_gguf_file_that_is_cut_is_named_with_its_size(smollm2_gguf: Path, tmp_path: Path) -> None:
     whole = smollm2_gguf.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[:-1000])
