@@ -14,7 +14,7 @@ from prefect import flow
 from pydantic import Field
 
 from engine.encoding.families import is_encoder
-from engine.errors import ModelError
+from engine.errors import ArtifactError, ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.command.run_flow import prepare_console, run_flow
 from flows.explain_page import publish_forecast
@@ -27,7 +27,7 @@ from tasks.explain import ExplainJob
 from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
 from tasks.forecast.hardware import choose_hardware
-from tasks.runs.run import Run
+from tasks.runs.run import Run, make_runs_folder
 from tasks.storage.artifact import prune_cache
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload, load_workload
@@ -76,6 +76,10 @@ def explain(
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path fails here, before a folder is made next to it
+    try:
+        make_runs_folder(database)
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}; tokens and plans are kept there, so copy the database elsewhere") from error
     prune_cache(database)
     checkpoint = resolve_checkpoint(model)
     if is_encoder(checkpoint):

@@ -13,17 +13,18 @@ from pydantic import Field
 
 from engine.errors import ConfigError
 from flows.command.run_flow import prepare_console, run_flow
+from flows.report import recover
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
 from flows.workload_run import Night, Source, answer_workload
 from tasks.database.connection import connect
 from tasks.prompts.thinking import check_thinking
 from tasks.publish import check_target, publish_night
-from tasks.recover import recover_runs
 from tasks.runs.infer_job import FailurePolicy
 from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
 from tasks.runs.run_summary import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache, runs_folder
+from tasks.tokenize import check_room
 from tasks.workloads.workload import load_workload
 
 prepare_console()
@@ -80,7 +81,7 @@ def nightly(
     with hold_database(database, is_written=is_kept):
         protect_result_storage()
         if is_kept and any(runs_folder(database).glob("*-*")):
-            recover_runs(database)
+            recover(database)
         prune_cache(database)
         config = engine.to_config(database)
         source = Source.find(database, model, config, planning, full, find_attachments(attach))
@@ -90,6 +91,7 @@ def nightly(
         if len({table.lower() for table in tables}) < len(tables):
             raise ConfigError(f"each workload needs a table of its own, got {tables}")
         for workload in chosen:
+            check_room(workload, source.max_model_len)
             if workload.kind.thinking:
                 check_thinking(workload, source.checkpoint)
         night = Night(

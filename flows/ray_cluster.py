@@ -86,10 +86,27 @@ class RayCluster:
 def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
     """Be a driver of a Ray cluster for the length of the block; its workers keep their models as long. Raises
     `ConfigError` if prefect-ray is not installed, or no cluster answers."""
+    with _connect(address):
+        from prefect_ray import RayTaskRunner
+
+        # Without the URL of the flow's server, each worker would start a temporary one.
+        with get_client(sync_client=True) as client:
+            server = str(client.api_url)
+        with temporary_settings({PREFECT_API_URL: server}), RayTaskRunner(address) as runner:
+            yield runner
+
+
+def check_cluster(address: str, engine: EngineConfig) -> None:
+    """Join a Ray cluster and leave it; raises as `join_cluster` and `worker_options`."""
+    with _connect(address):
+        worker_options(engine)
+
+
+@contextmanager
+def _connect(address: str) -> Iterator[None]:
     if importlib.util.find_spec("prefect_ray") is None:
         raise ConfigError("runner 'ray' needs the package prefect-ray: install batchloom[ray]")
     import ray
-    from prefect_ray import RayTaskRunner
 
     on_sigterm = signal.getsignal(signal.SIGTERM)
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -107,16 +124,12 @@ def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
         # A cluster answers, but not to us: with an address, Ray shows its token only if told to.
         is_refused = type(error) is ConnectionError and "RAY_AUTH_MODE" not in os.environ
         hint = "; if it asks for a token, set RAY_AUTH_MODE=token" if is_refused else ""
-        raise ConfigError(f"no Ray cluster at {address}: {error}{hint}") from error
+        raise ConfigError(f"no Ray cluster at {address}, which ray_address names: {error}{hint}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray's handler would replace ours, which runs exit handlers
     try:
-        # Without the URL of the flow's server, each worker would start a temporary one.
-        with get_client(sync_client=True) as client:
-            server = str(client.api_url)
-        with temporary_settings({PREFECT_API_URL: server}), RayTaskRunner(address) as runner:
-            yield runner
+        yield
     finally:
         ray.shutdown()
 

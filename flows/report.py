@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.errors import BatchloomError
 from flows.command.commands import COMMANDS
 from flows.command.failure import EXIT_FAILED, fail
+from tasks.recover import recover_runs
 from tasks.report import report, write_report
 from tasks.storage.artifact import ArtifactRef
 
@@ -27,6 +28,12 @@ def report_run(database: str | Path, run_id: str, plan: ArtifactRef | None) -> N
         LOGGER.info("report: %s", state.result())
     else:
         LOGGER.warning("run %s has no report: %s", run_id, state.message)
+
+
+def recover(database: Path) -> None:
+    """`recover_runs`, then write the reports of the runs that it has ended."""
+    for run in recover_runs(database):
+        report_run(database, run.record.run_id, run.artifacts.get("plan"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -96,9 +96,7 @@ Attachments = tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*=.+$")], ...]
 
 def find_attachments(given: Attachments) -> dict[str, str]:
     """Name to absolute path; raises `ConfigError` for a name that is taken or a path that does not exist."""
-    if not given:
-        return {}
-    return parse_attachments(dict(item.split("=", 1) for item in given), Path())
+    return parse_attachments(dict(item.split("=", 1) for item in given), Path()) if given else {}
 
 
 class PlanSettings(Settings):
@@ -136,13 +134,17 @@ class WorkerSettings(Settings):
         return url and check_url(url)
 
     def check_host(self, engine: EngineConfig, checkpoint: Path) -> None:
-        """Raise if this host lacks the exchange's package or, where it computes, the device, GPUs or KV memory."""
+        """Raise if the exchange's package or what computes is not here: a Ray cluster, the device, GPUs, KV memory."""
         if self.exchange:
             ObjectStore(self.exchange)
-        if self.runner == "local":
-            check_device(engine.device)
-            if engine.tensor_parallel_size > 1:
-                from engine.model.sharded_model import check_ranks  # takes seconds to import
+        if self.runner == "ray":
+            from flows.ray_cluster import check_cluster  # imported only when needed
 
-                check_ranks(engine, checkpoint)
-            check_kv_budget(engine, checkpoint)
+            check_cluster(self.ray_address, engine)
+            return
+        check_device(engine.device)
+        if engine.tensor_parallel_size > 1:
+            from engine.model.sharded_model import check_ranks  # takes seconds to import
+
+            check_ranks(engine, checkpoint)
+        check_kv_budget(engine, checkpoint)

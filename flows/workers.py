@@ -90,8 +90,7 @@ class Workers:
             found = futures.result()
             if None in found:
                 raise KeyboardInterrupt
-        lists = cast("list[list[ArtifactRef]]", found)  # Prefect types it as a list of futures
-        parts = list(chain.from_iterable(lists))
+        parts = list(chain.from_iterable(cast("list[list[ArtifactRef]]", found)))  # Prefect types it as futures
         return exchange.find(parts) if exchange is not None else parts
 
     def count(self, engine: EngineConfig) -> EngineTeam:

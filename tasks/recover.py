@@ -48,14 +48,15 @@ def _discard(run: Run) -> None:
     shutil.rmtree(run.folder, ignore_errors=True)
 
 
-def recover_runs(database: Path) -> None:
-    """Write answers that earlier runs finished but did not write. Call it inside `hold_database`, see `sweep_runs`.
+def recover_runs(database: Path) -> list[Run]:
+    """Write answers that earlier runs finished but did not write; returns these runs, if they had rows to answer.
 
-    A run with damaged artifacts, or with other columns than its workload has now, is discarded, so that its rows are
-    answered again. A run whose workload cannot be read, or whose answers do not fit the tables, stays as it is. Both
-    are warnings, because tonight's run can do its work. Raises `DatabaseError` if the database is locked, or its file
-    cannot be written.
+    Call it inside `hold_database`, see `sweep_runs`. A run with damaged artifacts, or with other columns than its
+    workload has now, is discarded, so that its rows are answered again. A run whose workload cannot be read, or whose
+    answers do not fit the tables, stays as it is. Both are warnings, because tonight's run can do its work. Raises
+    `DatabaseError` if the database is locked, or its file cannot be written.
     """
+    written = []
     for run in sweep_runs(database):
         run_id = run.record.run_id
         if (Path(run.folder) / "exchange").exists():
@@ -89,6 +90,9 @@ def recover_runs(database: Path) -> None:
             LOGGER.warning("run %s cannot be written, its answers stay in %s: %s", run_id, run.folder, error)
         else:
             LOGGER.info("recovered run %s: %s", run_id, summary.text)
+            if summary.num_rows:
+                written.append(run)
+    return written
 
 
 def _has_tried_rows(run: Run) -> bool:

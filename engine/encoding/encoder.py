@@ -162,11 +162,19 @@ class Encoder:
         kind = AutoModelForSequenceClassification if has_head else AutoModel
         try:
             with no_progress_bars(), device:
-                model = kind.from_pretrained(
-                    folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
+                model, info = kind.from_pretrained(
+                    folder,
+                    config=config,
+                    dtype=dtype,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    output_loading_info=True,
                 )
         except Exception as error:  # safetensors and torch raise their own errors for a damaged file
             raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
+        # An embedding does not use the pooler of a model without a head, and many checkpoints lack it.
+        if missing := sorted(name for name in info["missing_keys"] if not name.startswith("pooler.")):
+            raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
         if adapter is not None:
             from engine.model.adapters.lora import Lora, merge  # imported only when needed
 

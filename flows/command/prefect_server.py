@@ -14,6 +14,7 @@ from httpx import HTTPError
 from prefect.client.orchestration import get_client
 from prefect.settings import (
     PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_HOME,
     PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
@@ -31,7 +32,9 @@ SERVER_SETTINGS = {
 }
 """No usage statistics and no automations, unless the environment sets them."""
 
-STARTUP_SECONDS = 90
+CONFIGURED_URL = PREFECT_API_URL.value()  # of a server that somebody else has started; None where there is none
+
+STARTUP_SECONDS, ANSWER_SECONDS = 90, 15
 STOP_SECONDS = 5
 
 
@@ -43,13 +46,13 @@ def reachable_server() -> Iterator[None]:
         if not PREFECT_API_URL.value() and not _can_keep_a_database():
             place = f"{PREFECT_HOME.value()}, which cannot be written"
             raise ConfigError(f"Prefect's server keeps its database in {place}; name another folder in PREFECT_HOME")
-        timeout = float(os.environ.get(PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.name, STARTUP_SECONDS))
+        url = PREFECT_API_URL.value() or "this machine"
+        own = os.environ.get(PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.name, STARTUP_SECONDS)
+        limits = {"timeout": ANSWER_SECONDS if url == CONFIGURED_URL else float(own)}
         try:
-            # Not by temporary_settings, which reads all of Prefect's settings again: a quarter of a second.
-            with get_client(httpx_settings={"timeout": timeout}, sync_client=True) as client:
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(limits, sync_client=True) as client:
                 client.hello()
         except (RuntimeError, HTTPError) as error:
-            url = PREFECT_API_URL.value() or "this machine"
             raise ConfigError(f"no Prefect server at {url}: {error}; start it, or unset PREFECT_API_URL") from error
         yield
 
@@ -58,9 +61,8 @@ def reachable_server() -> Iterator[None]:
 def temporary_server() -> Iterator[None]:
     """If no server is configured, start one on loopback that ends with this process; do not wait for it.
 
-    None is started if its folder cannot be written: `reachable_server` raises then.
-
-    Prefect's own ephemeral server is imported into this process first, and goes on if this process is killed.
+    None is started if its folder cannot be written: `reachable_server` raises then. Prefect's own ephemeral server is
+    imported into this process first, and goes on if this process is killed.
     """
     if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value() or not _can_keep_a_database():
         yield

@@ -17,6 +17,7 @@ from flows.command.run_flow import prepare_console
 from flows.nights.check import find_problems
 from flows.nights.night_file import NightPlan, load_night
 from flows.nights.together import answer_together
+from flows.report import recover
 from flows.workers import Workers
 from flows.workload_run import Night, Source, answer_workload
 from tasks.cascades.certificate import certify
@@ -27,7 +28,6 @@ from tasks.nights.allotment import Portion, allot, begin_wave
 from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.publish import publish_night
-from tasks.recover import recover_runs
 from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
 from tasks.runs.run_summary import RunSummary, show_summaries
 from tasks.storage.artifact import prune_cache
@@ -72,7 +72,7 @@ def night(
         pass  # a wrong path fails here, before a folder is made next to it
     with hold_database(plan.database):
         protect_result_storage()
-        recover_runs(plan.database)
+        recover(plan.database)
         prune_cache(plan.database)
         if problems := find_problems(plan):
             raise ConfigError(f"{file}: {'; '.join(problems)}")

@@ -27,7 +27,7 @@ Text = Annotated[str, Field(min_length=1)]
 _EXPECTED = {
     "string_type": "a string",
     "tuple_type": "a list",
-    "string_pattern_mismatch": "a size such as 512MiB or 4GB",
+    "string_pattern_mismatch": "auto or a size such as 512MiB",
     **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "a table"),
 }
 """By pydantic's types of errors, what the value should have been."""
@@ -210,7 +210,7 @@ def _describe_fault(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
     for part in fault["loc"]:
         if isinstance(part, int):
             names[-1] += f" {part + 1}"
-        else:
+        elif not str(part).startswith(("constrained-", "literal[")):  # one of the types that a value may have
             names.append(str(part))
     *tables, key = names
     where = f"[{'.'.join(tables)}]: " if tables else ""

@@ -49,6 +49,7 @@ def pair_workloads(first: Workload, second: Workload, checkpoint: Path) -> Workl
         first, second: with the same key.
     Raises:
         WorkloadError: their keys or adapters differ, or one gives embeddings.
+        ModelError: the model cannot answer one of them.
     """
     for each in (first, second):
         if each.kind.mode == "embed":
@@ -60,6 +61,7 @@ def pair_workloads(first: Workload, second: Workload, checkpoint: Path) -> Workl
         )
     if first.adapter != second.adapter:
         raise WorkloadError(f"{first.name!r} and {second.name!r} have different adapters; one batch has one of them")
+    first, second = first.bind(checkpoint), second.bind(checkpoint)
     codec = TextCodec.load(checkpoint)
     settings = tuple(form for each in (first, second) for form in RequestForm.of(each, codec, None).settings)
     kind = PairedAnswers(kinds=(first.kind, second.kind), settings=settings, output=second.output)

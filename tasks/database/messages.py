@@ -23,7 +23,7 @@ def explain(error: duckdb.Error) -> str:
     if match := re.search(r'Referenced column "(.+?)" (?:was )?not found', message):
         found = re.search(r"Candidate bindings: (.+)", message)
         return f"no column {match.group(1)!r}" + (f"; there are {found.group(1)}" if found else "")
-    if "Parameter argument/count mismatch" in message:
+    if "Parameter argument/count mismatch" in message or "parameters were bound" in message:
         return "a parameter that has no value (write the value into the query)"
     if "extension" in message or "disabled by configuration" in message:
         return _explain_reach(message)

@@ -18,6 +18,14 @@ _EXPECTED = {
 }
 _MISSING = {"key": "a list of strings", "labels": "a list of strings", "prompt": "a table", "output": "a table"}
 
+FOREIGN_KEYS = {
+    "labels": "labels belong to mode 'score'",
+    "decoding": "decoding belongs to modes 'generate' and 'extract'",
+    "max_thinking_tokens": "max_thinking_tokens belongs to thinking = 'keep' or 'drop' (modes 'generate', 'extract')",
+    "questions": "questions belong to mode 'decide'",
+}
+"""Keys of one mode, to the message for a file of another mode that has them."""
+
 _KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
 _KEYS = rf"({_KEY}(?:\s*\.\s*{_KEY})*)"
 _HEADER = re.compile(rf"\s*\[\[?\s*{_KEYS}\s*\]\]?\s*(?:#.*)?")
@@ -99,7 +107,8 @@ def _describe(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{where}{key!r} is not a known key here"
     if kind == "value_error":
-        return f"{where}{key} {context['error']}"
+        is_text = isinstance(context["error"], UnicodeDecodeError)
+        return f"{where}{key} {f'names {values[key]!r}, which cannot be read: ' if is_text else ''}{context['error']}"
     if kind == "literal_error":
         expected = context["expected"]
     else:

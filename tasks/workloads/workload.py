@@ -17,11 +17,11 @@ from pydantic.dataclasses import dataclass
 
 from engine.errors import ModelError, WorkloadError
 from engine.model.adapters.adapter import Adapter, check_adapter
-from engine.model.loading.checkpoint import check_output_layer
+from engine.model.loading.checkpoint import is_plain_chat
 from tasks.answers.kind import AnswerKind
 from tasks.answers.reserved_names import RESERVED_COLUMNS
 from tasks.answers.toml_value import Name, Output, Text, Texts, must, refuse_if
-from tasks.workloads.fault import describe_fault
+from tasks.workloads.fault import FOREIGN_KEYS, describe_fault
 from tasks.workloads.row_layouts import RowLayouts
 
 SHIPPED = Path(__file__).parents[2] / "workloads"
@@ -173,12 +173,15 @@ class Workload:
     def bind(self, checkpoint: Path) -> "Workload":
         """The workload with the settings that the model decides, see `AnswerKind.bind`.
 
-        Raises `ModelError` if the model has no output layer for it, or the workload's adapter belongs to another model.
+        Raises `ModelError` if the model lacks an output layer or chat template for it, or the adapter is another's.
         """
         if self.adapter is not None:
             check_adapter(self.adapter, checkpoint)
+        if not is_plain_chat(checkpoint):
+            from tasks.workloads.model_use import check_use  # imported only when needed
+
+            check_use(self, checkpoint)
         if not self.kind.is_pooled:
-            check_output_layer(checkpoint)
             return self
         try:
             kind, template = self.kind.bind(self.prompt.template, checkpoint)
@@ -209,14 +212,6 @@ def find_kind(values: Mapping[str, Any]) -> type[AnswerKind]:
         kind = find_thinking_kind(kind, values.get("prompt"))
     return kind
 
-
-FOREIGN_KEYS = {
-    "labels": "labels belong to mode 'score'",
-    "decoding": "decoding belongs to modes 'generate' and 'extract'",
-    "max_thinking_tokens": "max_thinking_tokens belongs to thinking = 'keep' or 'drop' (modes 'generate', 'extract')",
-    "questions": "questions belong to mode 'decide'",
-}
-"""Keys of one mode, to the message for a file of another mode that has them."""
 
 _WORKLOAD = pydantic.TypeAdapter(Workload)
 

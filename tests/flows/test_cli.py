@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from flows.nightly import nightly
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from tasks.runs.infer_job import FailurePolicy
 from tests.flows.distributed.worker_watch import wait_until
+from tests.tiny_encoders import save_encoder
 
 ROOT = Path(__file__).parents[2]
 STOPPED = "nightly: stopped; what is answered is kept, and the next run does the rest"
@@ -121,6 +123,7 @@ def many_documents(nights: Any, count: int) -> None:
         (("--kv-memory", "1KB"), "a KV budget of 1000 bytes holds no request"),
         (("--workload", "nonsense"), "no workload 'nonsense'"),
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
+        (("--max-model-len", "48"), "workload 'snippets': answers of up to 48 tokens leave no room for a prompt"),
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens: Input should be greater than or equal to 1"),
         (("--kv-memory", "much"), "--kv-memory: 'much' is not what it takes: memory for KV, such as 512MiB or 4GB"),
         (("--exchange", "s3://me:secret@here/x"), "--exchange: may hold neither password nor query"),
@@ -154,6 +157,29 @@ def test_a_mistake_is_one_line(
     assert tables == [(0,), (0,)]
     after = {path.name for path in tmp_path.iterdir()} - {f"{nights.path.name}.runs"}
     assert sorted(after) == before
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("encoder", "is an encoder; it can be used for mode 'embed'"),
+        ("unspoken", "has no chat template: set chat = false in the [prompt] of 'snippets'"),
+        ("silent", "the folder holds no tokenizer"),
+    ],
+)
+@pytest.mark.usefixtures("prefect_server")
+def test_a_model_that_cannot_answer_is_named_before_a_row_is_read(
+    nights: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], model: str, message: str
+) -> None:
+    save_encoder("bert", tmp_path / "encoder")
+    shutil.copytree(nights.model, tmp_path / "unspoken", ignore=shutil.ignore_patterns("chat_template*"))
+    shutil.copytree(nights.model, tmp_path / "silent", ignore=shutil.ignore_patterns("*token*"))
+    capfd.readouterr()
+    assert run_flow(nightly, [*nights.inputs, "--model", str(tmp_path / model)]) == 1
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert message in shown.err
+    assert not list(nights.runs.glob("*-*")), "no run was begun"
 
 
 def test_help_shows_twelve_options_first_and_all_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,6 +264,17 @@ def test_a_home_that_cannot_be_written_does_not_matter_to_a_database_elsewhere(
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{tmp_path}/prefect.db")
     command = start("--workload", "ranking", own_server=True)
     assert command.wait() == 0, command.errors
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_is_named_within_seconds(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its port is held by a process that never reads what it is sent."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        command = start(own_server=True)
+        assert command.wait(60) == 1
+    assert command.errors == f"nightly: no Prefect server at {url}: timed out; start it, or unset PREFECT_API_URL\n"
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from engine.config import EngineConfig
-from engine.errors import CapacityError, ConfigError, DatabaseError, ModelError
+from engine.errors import ArtifactError, CapacityError, ConfigError, DatabaseError, ModelError
 from flows.command.run_flow import run_flow
 from flows.explain import explain
 from flows.explain_page import show_forecast
@@ -227,6 +229,19 @@ def test_what_cannot_be_explained_is_refused(nights: Any, tmp_path: Path) -> Non
     with pytest.raises(DatabaseError, match="no such file"):
         run_explain(nights)
     assert not runs_folder(nights.path).exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_rows_are_read(nights: Any, tmp_path: Path) -> None:
+    mount = ["mount", "--bind", str(tmp_path), str(tmp_path)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this user may not mount")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(tmp_path)], check=True)
+        place = re.escape(f"{nights.runs} cannot be written: Read-only file system")
+        with pytest.raises(ArtifactError, match=f"^{place}; tokens and plans are kept there, so copy the database"):
+            run_explain(nights)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_the_command_line_prints_a_page_or_json(nights: Any, capsys: pytest.CaptureFixture[str]) -> None:

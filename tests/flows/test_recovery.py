@@ -77,6 +77,14 @@ def test_a_run_whose_process_died_is_interrupted(nights: Any, caplog: pytest.Log
     assert sweep_runs(nights.path) == []
 
 
+def test_a_run_whose_process_died_gets_its_report_from_the_next_night(nights: Any) -> None:
+    run, nothing_read = begin_run(nights), Run.begin(nights.path, load_workload("snippets"), "tiny", "digest", {})
+    (summary,) = nights.run("snippets")
+    assert {page.parent.name for page in nights.runs.glob("*/report.html")} == {run.record.run_id, summary.run_id}
+    assert "its process ended" in (Path(run.folder) / "report.html").read_text()
+    assert not Path(nothing_read.folder).exists()
+
+
 def test_a_damaged_run_is_dropped_and_does_not_keep_the_night(nights: Any, caplog: pytest.LogCaptureFixture) -> None:
     run = begin_run(nights)
     path = Path(run.folder) / "requests.parquet"

@@ -167,8 +167,10 @@ def test_the_query_is_one_select(tickets: Any, topics: Path, query: str) -> None
 
 
 @pytest.mark.parametrize("parameter", ["$number", "?", "$1"])
-def test_a_query_has_no_parameters(tickets: Any, topics: Path, parameter: str) -> None:
-    query = f"select ticket_id, subject, message from tickets where ticket_id = {parameter}"
+@pytest.mark.parametrize("column", ["message", "{} as message"])
+def test_a_query_has_no_parameters(tickets: Any, topics: Path, parameter: str, column: str) -> None:
+    where = f" where ticket_id = {parameter}" if column == "message" else ""
+    query = f"select ticket_id, subject, {column.format(parameter)} from tickets{where}"
     topics.with_name("select_tickets.sql").write_text(query)
     problem = r"a parameter that has no value \(write the value into the query\), which workload 'topics' reads"
     with pytest.raises(DatabaseError, match=problem):

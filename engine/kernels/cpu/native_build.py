@@ -22,6 +22,8 @@ _FLAGS_OF_SOURCE = {"int8": ("-ffp-contract=off",)}
 """Int8 results are the same bits on every instruction set: the compiler must not fuse a * b + c."""
 _X86_FLAGS = ("-mprefer-vector-width=512",)
 
+_announce = cache(LOGGER.info)  # logs the same message once, although a night may compile several sources
+
 
 class NativeBuildError(RuntimeError):
     """The kernels cannot be compiled or loaded here."""
@@ -67,7 +69,7 @@ def _compiled(compiler: str, folder: Path, source: str) -> Path:
     path = folder / f"{source}-{identity.hexdigest()[:16]}.so"
     if path.is_file():
         return path
-    LOGGER.info("compiling the C++ kernels for this processor: a few seconds, once")
+    _announce("compiling the C++ kernels for this processor: a few seconds, once")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:

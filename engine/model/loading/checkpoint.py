@@ -30,7 +30,9 @@ SENTENCE_FILES = (
 )
 """Patterns of sentence-transformers' files, which configure how a checkpoint computes embeddings."""
 
-_LAYER = re.compile(r"(?:(?:model|language_model|text_model|decoder)\.)*(?:layers|(?:\w+\.)?encoder\.layer)\.(\d+)\.")
+_LAYER = re.compile(
+    r"(?:(?:model|language_model|text_model|decoder)\.)*(?:layers|encoder\.layers|(?:\w+\.)?(?:encoder|transformer)\.layer)\.(\d+)\."
+)
 """Names of the weights of a decoder's or encoder's layers; a model of images and text has others beside them."""
 
 
@@ -81,8 +83,8 @@ def weight_names(folder: Path) -> list[str]:
             with safe_open(file, framework="np") as tensors:
                 names.extend(tensors.keys())
         except (OSError, SafetensorError) as error:
-            what = f"the weights cannot be read: {file.name} is damaged or cut at {file.stat().st_size:,} bytes"
-            raise ModelError(f"model {str(folder)!r}: {what}: {error}") from error
+            what = f"{file.name} is damaged or cut at {file.exists() and file.stat().st_size:,} bytes"
+            raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {what}: {error}") from error
     return names
 
 
@@ -90,7 +92,8 @@ def check_layers(folder: Path) -> None:
     """Refuses safetensors files that are damaged, or hold fewer or more layers than config.json says."""
     config = read_json(folder / "config.json")
     config = text if isinstance(text := config.get("text_config"), dict) else config
-    num_layers, num_more = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
+    num_layers = config.get("num_hidden_layers", config.get("n_layers"))
+    num_more = config.get("num_nextn_predict_layers") or 0
     # Layers that predict further tokens may follow; they are not computed.
     num_found = max((int(match[1]) + 1 for match in map(_LAYER.match, weight_names(folder)) if match), default=None)
     if num_found and isinstance(num_layers, int) and not num_layers <= num_found <= num_layers + num_more:
@@ -98,26 +101,21 @@ def check_layers(folder: Path) -> None:
         raise ModelError(f"model {str(folder)!r}: {why}")
 
 
-def check_output_layer(folder: Path) -> None:
-    """Refuses safetensors files without an output layer, which generating and scoring take."""
-    config = read_json(folder / "config.json")
-    if not config.get("tie_word_embeddings", config.get("model_type") not in PLAIN_MODEL_TYPES):
-        names = weight_names(folder)
-        if names and not any("lm_head" in name or "embed_out" in name for name in names):
-            raise ModelError(f"model {str(folder)!r}: its files lack lm_head.weight, the output layer")
+def is_plain_chat(folder: Path) -> bool:
+    """Whether config.json and the names of files tell a plain model with output layer, tokenizer and chat template."""
+    config, files = read_json(folder / "config.json"), {file.name for file in folder.iterdir()}
+    has_text = is_plain(config) and config.get("tie_word_embeddings") is True
+    return has_text and files >= {"tokenizer.json", "chat_template.jinja"}
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Identity of a checkpoint: sha256 over configuration and tokenizer files, and over sizes and samples of weights.
-
-    Weight files are sampled, not read whole: their headers and spread samples tell revisions apart. A GGUF file is its
-    own identity, without the files made from it: their text depends on the release of transformers."""
+    """Identity of a checkpoint: sha256 over configuration and tokenizer files, and over sizes and samples of weights:
+    headers and spread samples tell revisions apart."""
     digest = hashlib.sha256()
     if (folder / GGUF_TENSORS).is_file():
-        file, tensors = Path((table := read_json(folder / GGUF_TENSORS))["file"]), table["tensors"].values()
-        with file.open("rb") as stream:  # all before the weights: configuration, vocabulary, chat template
-            digest.update(stream.read(min((tensor["offset"] for tensor in tensors), default=0)) + weight_sample(file))
-        return digest.hexdigest()
+        from engine.model.loading.gguf import gguf_digest  # imported only when needed
+
+        return gguf_digest(folder)
     for file in sorted(folder.iterdir()):
         if file.name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
             digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())

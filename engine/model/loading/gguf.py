@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, weight_sample
+from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, weight_sample
 
 _CONVERTER_VERSION = 3
 
@@ -41,6 +41,15 @@ def unpack_gguf(folder: Path) -> Path:
 def gguf_file(folder: Path) -> Path:
     """The GGUF file of a folder from `open_gguf`."""
     return Path(json.loads((folder / GGUF_TENSORS).read_text())["file"])
+
+
+def gguf_digest(folder: Path) -> str:
+    """Identity of the GGUF file of a folder, without the files made from it: their text depends on the release of
+    transformers. See `checkpoint_digest`."""
+    file, tensors = gguf_file(folder), read_json(folder / GGUF_TENSORS)["tensors"].values()
+    with file.open("rb") as stream:  # all before the weights: configuration, vocabulary, chat template
+        header = stream.read(min((tensor["offset"] for tensor in tensors), default=0))
+    return hashlib.sha256(header + weight_sample(file)).hexdigest()
 
 
 def write_tensor_table(file: Path, folder: Path) -> dict[str, dict[str, Any]]:

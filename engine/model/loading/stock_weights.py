@@ -1,5 +1,6 @@
 """Reads configurations and weights with transformers, for models that are not plain."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,10 @@ from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import logging
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers
+from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers, weight_names
+
+_HEAD = re.compile(r"lm_head|embed_out|unembed|^(head|output)\.")
+"""Names of the weights of output layers, in the files of all architectures."""
 
 
 @contextmanager
@@ -34,6 +38,14 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # config classes raise errors of any kind
         raise ModelError(f"model {str(folder)!r}: config.json cannot be used: {error}") from error
+
+
+def has_output_layer(folder: Path) -> bool:
+    """Whether a checkpoint that is not plain has an output layer, which its embeddings may be."""
+    config = read_config(folder)
+    configs, names = (config, config.get_text_config(decoder=True)), weight_names(folder)
+    is_tied = any(getattr(each, "tie_word_embeddings", False) for each in configs)
+    return is_tied or not names or any(map(_HEAD.search, names))
 
 
 def empty_stock_model(

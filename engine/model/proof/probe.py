@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import cache_folder
@@ -34,6 +34,9 @@ def prove(config: PretrainedConfig, make_engine: MakeEngine) -> None:
     refuse_known(config)
     text_config = config.get_text_config(decoder=True)
     refuse_known(text_config)
+    if type(text_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        name = text_config.model_type
+        raise ModelError(f"architecture {name!r} is not supported: transformers has no causal language model of it")
     _check_decoder(config, text_config)
     tiny = shrink(text_config)
     record = cache_folder() / "proven" / f"{tiny.model_type}-{_digest(tiny)}.json"

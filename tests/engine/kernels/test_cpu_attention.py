@@ -1,5 +1,8 @@
 """The CPU backends against plain softmax attention in float64, on ragged batches of every shape they treat apart."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -344,3 +347,22 @@ def test_what_native_kernels_do_not_cover_is_refused(change: dict[str, object], 
     shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 32, "dtype": torch.float32, "block_size": 32}
     with pytest.raises(ValueError, match=reason):
         NativeOperations(**(shape | change), folder=tmp_path)
+
+
+def test_a_process_that_compiles_several_sources_says_so_once(tmp_path: Path) -> None:
+    """With a compiler that is fast because it compiles an empty file."""
+    compiler = tmp_path / "c++"
+    empty = (
+        f'#!/bin/sh\n[ "$1" = --version ] && exit\nfor made; do :; done\ng++ -shared -x c++ {os.devnull} -o "$made"\n'
+    )
+    compiler.write_text(empty)
+    compiler.chmod(0o700)
+    load = (
+        "import logging; from pathlib import Path; from engine.kernels.cpu.native_build import load_library\n"
+        "logging.basicConfig(level=logging.INFO)\n"
+        f"for source in ('native', 'quantized', 'int8'): load_library(Path({str(tmp_path)!r}), source)"
+    )
+    environment = os.environ | {"CXX": str(compiler)}
+    done = subprocess.run([sys.executable, "-c", load], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr.count("compiling the C++ kernels for this processor") == 1
+    assert len(list(tmp_path.glob("*.so"))) == 3

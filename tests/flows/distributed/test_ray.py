@@ -1,6 +1,7 @@
 """Nights on a Ray cluster: one on this machine, bound to loopback, with CPU engines standing for GPUs."""
 
 import os
+import re
 import secrets
 import signal
 import socket
@@ -17,7 +18,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from flows.settings import WorkerSettings
+from flows.settings import EngineSettings, WorkerSettings
 from flows.workers import Workers
 from tasks.runs.infer_job import FailurePolicy
 from tests.flows.distributed.worker_watch import find_processes, meanwhile, wait_until
@@ -168,10 +169,23 @@ def test_a_cluster_that_shares_no_folder_is_stopped_and_the_next_night_goes_on(
     assert (rest.num_ok, rest.num_already_done) == (num_unanswered, num_ok)
 
 
-def test_a_cluster_that_is_not_there_is_named(nights: Any, prefect_server: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:{port}", "Connection refused"),
+        ("auto", "Could not find any running Ray"),
+        ("east", "Invalid address"),
+    ],
+)
+@pytest.mark.usefixtures("prefect_server")
+def test_a_cluster_that_is_not_there_is_named_before_any_work(nights: Any, address: str, reason: str) -> None:
     (port,) = find_free_ports(1)
-    with pytest.raises(ConfigError, match=rf"no Ray cluster at 127\.0\.0\.1:{port}"):
-        nights.run("snippets", machines=WorkerSettings(runner="ray", ray_address=f"127.0.0.1:{port}"))
+    address = address.format(port=port)
+    with pytest.raises(
+        ConfigError, match=rf"no Ray cluster at {re.escape(address)}, which ray_address names: .*{reason}"
+    ):
+        nights.run("snippets", machines=WorkerSettings(runner="ray", ray_address=address))
+    assert not list(nights.runs.glob("*-*")), "no run was begun"
 
 
 def test_a_cluster_that_asks_for_a_token_says_how_to_show_it(cluster: str) -> None:
@@ -179,5 +193,13 @@ def test_a_cluster_that_asks_for_a_token_says_how_to_show_it(cluster: str) -> No
     silent = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     tried = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=silent, capture_output=True, text=True)
     last = tried.stderr.splitlines()[-1]
-    assert last.startswith(f"engine.errors.ConfigError: no Ray cluster at {cluster}: "), last
+    assert last.startswith(f"engine.errors.ConfigError: no Ray cluster at {cluster}, which ray_address names: "), last
     assert last.endswith("; if it asks for a token, set RAY_AUTH_MODE=token"), last
+
+
+@pytest.mark.slow
+def test_an_engine_that_a_cluster_cannot_hold_is_refused_before_any_work(nights: Any, cluster: str) -> None:
+    on_ray = WorkerSettings(runner="ray", ray_address=cluster)
+    with pytest.raises(ConfigError, match="a Ray cluster gives each worker one: set runner to local"):
+        nights.run("snippets", machines=on_ray, engine=EngineSettings(tensor_parallel_size=2))
+    assert not list(nights.runs.glob("*-*")), "no run was begun"

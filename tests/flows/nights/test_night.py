@@ -204,6 +204,11 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
         ),
         ({"night": NIGHT.replace("dtype", "dtyp")}, r"\[models.small\]: 'dtyp' is not a known key here"),
         ({"night": NIGHT.replace('"float32"', '"float33"')}, r"\[models.small\]: dtype: .*, got 'float33'"),
+        (
+            {"night": NIGHT.replace('"8MiB"', '"8XB"')},
+            r"\[models.small\]: kv_memory must be auto or a size such as 512MiB, got '8XB'",
+        ),
+        ({"more": "[machines]\nworkers = 0"}, r"\[machines\]: workers: input should be greater than .* 1, got 0"),
         ({"more": '[models]\nlarge = "models/large"'}, r"\[models\]: large must be a table, got 'models/large'"),
         ({"night": 'database = 5\n[models.a]\npath = "x"'}, "night.toml: database must be a string, got 5"),
         (
@@ -213,10 +218,6 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
         (
             {"night": 'database = "x"\nworkload = ["snippets"]\n[models.a]\npath = "x"'},
             "workload 1 must be a table, got 'snippets'",
-        ),
-        (
-            {"night": NIGHT.replace("8MiB", "lots")},
-            r"\[models.small\]: kv_memory must be a size such as 512MiB or 4GB, got 'lots'",
         ),
         ({"night": 'publish = "nowhere/copy.duckdb"' + NIGHT}, "publish: no folder .*nowhere"),
         ({"night": NIGHT.replace('file = "snippets"', "")}, r"\[workload 2\]: file is missing"),

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from engine.errors import DatabaseError, WorkloadError
+from engine.errors import DatabaseError, ModelError, WorkloadError
 from flows.cli import batchloom
 from flows.command.run_flow import run_flow
 from flows.quality.compare import compare
 from flows.quality.comparison_page import render_comparison
 from tests.flows.conftest import ENGINE
+from tests.tiny_encoders import save_encoder
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -116,6 +117,15 @@ def test_gold_that_cannot_be_used_is_refused_before_a_row_is_read(nights: Any) -
     ):
         with pytest.raises(DatabaseError, match=message):
             run_compare(nights, "ranking", "ranking", gold=gold)
+
+
+def test_a_model_that_writes_no_text_is_refused_before_a_row_is_read(
+    nights: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nights.model = save_encoder("bert", tmp_path / "encoder")
+    with pytest.raises(ModelError, match="mode 'score' needs a model that writes text"):
+        run_compare(nights, "ranking", "ranking")
+    assert "rows to answer" not in caplog.text
 
 
 DECIDE = """

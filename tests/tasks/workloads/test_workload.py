@@ -215,6 +215,13 @@ def test_files_may_begin_with_a_byte_order_mark(folder: Path) -> None:
     assert load_workload(folder / "w.toml") == plain
 
 
+def test_a_query_that_is_not_utf_8_is_named(folder: Path) -> None:
+    (folder / "select_titles.sql").write_bytes("select 'é' as body".encode("latin-1"))
+    expected = r"w\.toml: line 4: requests_sql names 'select_titles\.sql', which cannot be read: 'utf-8' codec"
+    with pytest.raises(WorkloadError, match=expected):
+        load_workload(save(folder, GENERATE))
+
+
 def test_a_workload_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
         WorkloadError, match=r"no workload 'snipets'.*shipped workloads: embeddings, facets, facts, ranking, snippets"

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from engine import Engine, EngineConfig
 from engine.encoding.encoder_engine import EncoderEngine
 from engine.errors import ModelError
 from engine.limits import check_weights
-from engine.model.loading.checkpoint import check_output_layer, resolve_checkpoint
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.stock_weights import has_output_layer
 from tests.tiny_encoders import save_encoder
 
 SETTINGS = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22)
@@ -72,6 +74,13 @@ def copy_with(source: Path, folder: Path, **changes: object) -> Path:
     return folder
 
 
+def drop(folder: Path, part: str) -> None:
+    """Removes the weights with this part of a name from a checkpoint."""
+    file = folder / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(file).items() if part not in name}
+    save_file(kept, file, metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize("num_layers", [1, 3])
 def test_other_layers_than_config_json_says_are_refused(num_layers: int, tiny_llama: Path, tmp_path: Path) -> None:
     """transformers leaves out what the files have beyond it, and makes up what they lack."""
@@ -92,11 +101,33 @@ def test_layers_that_predict_further_tokens_are_left_out(tiny_llama: Path, tmp_p
     check_weights(SETTINGS, folder)
 
 
-def test_an_encoder_s_layers_are_counted(tmp_path: Path) -> None:
-    folder = save_encoder("bert", tmp_path / "bert")
-    cut = copy_with(folder, tmp_path / "cut", num_hidden_layers=1)
+@pytest.mark.parametrize(
+    ("family", "key"), [(name, "num_hidden_layers") for name in ("bert", "nomic_bert")] + [("distilbert", "n_layers")]
+)
+def test_an_encoder_s_layers_are_counted(family: str, key: str, tmp_path: Path) -> None:
+    cut = copy_with(save_encoder(family, tmp_path / "whole"), tmp_path / "cut", **{key: 1})
     with pytest.raises(ModelError, match="num_hidden_layers 1, the weight files hold 2 layers"):
         EncoderEngine.load(cut, SETTINGS)
+
+
+@pytest.mark.parametrize("lost", ["word_embeddings", "layer.1.ffn.lin2.bias", "pre_classifier.weight"])
+def test_an_encoder_s_weights_are_not_made_up(lost: str, tmp_path: Path) -> None:
+    folder = save_encoder("distilbert", tmp_path / "model", num_classes=2)
+    drop(folder, lost)
+    with pytest.raises(ModelError, match=rf"its files lack 1 weights, .*{lost}.* first"):
+        EncoderEngine.load(folder, SETTINGS)
+
+
+def test_an_encoder_s_pooler_is_needed_for_classes_alone(tmp_path: Path) -> None:
+    """Many checkpoints for embeddings lack it."""
+    for num_classes in (0, 2):
+        folder = save_encoder("bert", tmp_path / f"{num_classes}", num_classes=num_classes)
+        drop(folder, "pooler")
+        if num_classes:
+            with pytest.raises(ModelError, match=r"its files lack 2 weights, bert\.pooler\.dense\.bias first"):
+                EncoderEngine.load(folder, SETTINGS)
+        else:
+            EncoderEngine.load(folder, SETTINGS)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 4, 100, -1000])
@@ -105,6 +136,15 @@ def test_a_file_that_is_cut_is_named_with_its_size(num_bytes: int, tiny_llama: P
     weights = (folder / "model.safetensors").read_bytes()[:num_bytes]
     (folder / "model.safetensors").write_bytes(weights)
     with pytest.raises(ModelError, match=rf"model\.safetensors is damaged or cut at {len(weights):,} bytes: "):
+        check_weights(SETTINGS, folder)
+
+
+def test_a_link_to_a_file_that_is_gone_is_named(tiny_llama: Path, tmp_path: Path) -> None:
+    """As in a hub's cache from which files were deleted."""
+    folder = copy_with(tiny_llama, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged or cut at 0 bytes: No such file"):
         check_weights(SETTINGS, folder)
 
 
@@ -119,12 +159,18 @@ def test_a_gguf_file_that_is_cut_is_named_with_its_size(smollm2_gguf: Path, tmp_
             resolve_checkpoint(tmp_path / "cut.gguf")
 
 
-def test_an_output_layer_is_looked_for(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "is_tied"), [("phi", False), ("gpt_neox", False), ("gemma", True)])
+def test_an_output_layer_is_looked_for(family: str, is_tied: bool, tmp_path: Path) -> None:
+    """The config.json of many a checkpoint does not say whether it is tied: the architecture's default counts."""
     import transformers
 
-    for family in ("llama", "mistral"):  # tied, and not
-        check_output_layer(tiny_checkpoint(family))
-    folder = copy_with(tiny_checkpoint("mistral"), tmp_path / "base")
-    transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)
-    with pytest.raises(ModelError, match=r"its files lack lm_head\.weight, the output layer"):
-        check_output_layer(folder)
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(family, vocab_size=64, pad_token_id=0, **sizes)
+    )
+    for part, expected in ((model, True), (model.base_model, is_tied)):
+        part.save_pretrained(tmp_path)
+        values = json.loads((tmp_path / "config.json").read_text())
+        values.pop("tie_word_embeddings", None)
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        assert has_output_layer(tmp_path) == expected

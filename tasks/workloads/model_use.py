@@ -1,0 +1,48 @@
+"""For which workloads a model can be used: not every one has an output layer, a tokenizer and a chat template."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.encoding.families import is_encoder
+from engine.errors import ModelError
+from engine.model.loading.checkpoint import is_plain, read_json, weight_names
+
+if TYPE_CHECKING:
+    from tasks.workloads.workload import Workload
+
+
+def check_use(workload: "Workload", checkpoint: Path) -> None:
+    """Refuse a model that lacks an output layer, a tokenizer or a chat template that the workload needs."""
+    model = f"model {str(checkpoint)!r}"
+    if not workload.kind.is_pooled and (lack := _why_no_text(checkpoint)):
+        architectures = read_json(checkpoint / "config.json").get("architectures") or ()
+        has_classes = any(name.endswith("ForSequenceClassification") for name in architectures)
+        uses = "modes 'embed' and, with labels = \"checkpoint\", 'score'" if has_classes else "mode 'embed'"
+        what = f"mode {workload.kind.mode!r} needs a model that writes text"
+        raise ModelError(f"{what}: {model} {lack}; it can be used for {uses}")
+    if not any(any(checkpoint.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model")):
+        raise ModelError(f"{model}: the folder holds no tokenizer, such as tokenizer.json")
+    if workload.prompt.chat and not _has_chat_template(checkpoint):
+        raise ModelError(f"{model} has no chat template: set chat = false in the [prompt] of {workload.name!r}")
+
+
+def _why_no_text(checkpoint: Path) -> str:
+    """Why a model cannot write text; empty if it can."""
+    if is_encoder(checkpoint):
+        return "is an encoder"
+    config = read_json(checkpoint / "config.json")
+    if is_plain(config):
+        names = () if config.get("tie_word_embeddings") else weight_names(checkpoint)
+        has_head = not names or any("lm_head" in name for name in names)  # a GGUF file's folder has no names
+    else:
+        from engine.model.loading.stock_weights import has_output_layer  # takes seconds to import
+
+        has_head = has_output_layer(checkpoint)
+    return "" if has_head else "has no output layer: its files lack lm_head.weight"
+
+
+def _has_chat_template(checkpoint: Path) -> bool:
+    """Whether there is a file of it, or it is in the tokenizer's configuration."""
+    path = checkpoint / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    return any(checkpoint.glob("*chat_template*")) or bool(config.get("chat_template"))
