@@ -104,6 +104,8 @@ $(VENV)/bin/pip:
 	  echo "Name another one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@# The pip that Python 3.11 brings takes more than twice as long to choose versions.
+	@$(RUN) -m pip install --quiet --upgrade pip
 
 $(VENV)/.installed: $(VENV)/bin/pip pyproject.toml
 	@echo "Installing batchloom into $(VENV): a few minutes the first time."
