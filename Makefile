@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 # Compiles packages on all cores; pip uses one. Files for other versions of Python fail, which is ignored. A third of the
-# packages is left to the first import, if there ever is one: their tests, models of transformers, Ray's own libraries.
-SELDOM_IMPORTED := /tests?/|/transformers/models/|/ray/(data|llm|rllib|serve|train|tune)/
+# packages is left to the first import, if there ever is one: their tests, models of transformers, Ray's libraries, ...
+SELDOM_OF_RAY := autoscaler|data|llm|rllib|serve|train|tune
+SELDOM := tests?|testing/_internal|transformers/models|apprise/plugins|pygments/lexers|sympy/physics|mypyc|torchgen
+SELDOM_IMPORTED := /($(SELDOM)|ray/($(SELDOM_OF_RAY)))/
 COMPILE = $(RUN) -W ignore -m compileall -q -q -j 0 -x '$(SELDOM_IMPORTED)' $(VENV)/lib || true
 DEMO_DATABASE ?= demo.duckdb
 DEMO_MODEL := $(VENV)/share/demo-model
