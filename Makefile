@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 # Compiles packages on all cores; pip uses one. Files for other versions of Python fail, which is ignored. A third of the
-# packages is left to the first import, if there ever is one: their tests, models of transformers, Ray's own libraries.
-SELDOM_IMPORTED := /tests?/|/transformers/models/|/ray/(data|llm|rllib|serve|train|tune)/
+# packages is left to the first import, if there ever is one: their tests, models of transformers, Ray's libraries, ...
+SELDOM_OF_RAY := autoscaler|data|llm|rllib|serve|train|tune
+SELDOM := tests?|testing/_internal|transformers/models|apprise/plugins|pygments/lexers|sympy/physics|mypyc|torchgen
+SELDOM_IMPORTED := /($(SELDOM)|ray/($(SELDOM_OF_RAY)))/
 COMPILE = $(RUN) -W ignore -m compileall -q -q -j 0 -x '$(SELDOM_IMPORTED)' $(VENV)/lib || true
 DEMO_DATABASE ?= demo.duckdb
 DEMO_MODEL := $(VENV)/share/demo-model
@@ -104,6 +106,8 @@ $(VENV)/bin/pip:
 	  echo "Name another one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@# The pip that Python 3.11 brings takes more than twice as long to choose versions.
+	@$(RUN) -m pip install --quiet --upgrade pip
 
 $(VENV)/.installed: $(VENV)/bin/pip pyproject.toml
 	@echo "Installing batchloom into $(VENV): a few minutes the first time."

@@ -44,6 +44,9 @@ LATE_IMPORTS = (
 )
 """Modules that a night imports."""
 
+KEPT = (("tasks.report_page.page", "_template"), ("tasks.database.schema", "_shipped_relations"))
+"""Functions that compute once in a process what each night needs."""
+
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -118,7 +121,8 @@ def serve(model: Path) -> None:
     config = EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, max_num_batched_tokens=128, num_threads=1)
     for name in LATE_IMPORTS:
         import_module(name)
-    import_module("tasks.report_page.page")._template()  # compiled and kept
+    for module, name in KEPT:
+        getattr(import_module(module), name)()
     choose_hardware("cpu", checkpoint, config)  # its rates are measured once for all nights with a deadline
     job = InferJob(
         run_folder="",
