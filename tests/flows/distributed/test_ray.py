@@ -173,7 +173,6 @@ def test_a_cluster_that_shares_no_folder_is_stopped_and_the_next_night_goes_on(
     ("address", "reason"),
     [
         ("127.0.0.1:{port}", "Connection refused"),
-        ("auto", "Could not find any running Ray"),
         ("east", "Invalid address"),
     ],
 )
