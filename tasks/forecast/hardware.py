@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
+from engine.config import Dtype, EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ConfigError
 from engine.model.loading.checkpoint import is_quantized, read_json
@@ -104,8 +104,8 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
         from engine.simulation.device_probe import probe_device  # needs torch; devices of the table do not
 
         here = resolve_device(kind)
-        quantized_bytes = _quantized_bytes(checkpoint, config, here)
-        dtype = "bfloat16" if quantized_bytes else dtype_name(find_dtype(config.dtype, here))
+        quantized_bytes, computed = _quantized_bytes(checkpoint, config, here)
+        dtype = computed or dtype_name(find_dtype(config.dtype, here))
         shape = replace(ModelShape.from_config(values, dtype=dtype), quantized_bytes=quantized_bytes)
         device = probe_device(here, shape, dtype)
         if device.name == "cpu":
@@ -117,14 +117,14 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
     return Hardware(device=device, dtype=dtype, shape=shape, most_kv_bytes=most_kv_bytes)
 
 
-def _quantized_bytes(checkpoint: Path, config: EngineConfig, device: "torch.device") -> float:
-    """Average bytes of a weight if the engine keeps the checkpoint's weights quantized; else 0."""
+def _quantized_bytes(checkpoint: Path, config: EngineConfig, device: "torch.device") -> "tuple[float, Dtype | None]":
+    """If the engine keeps the checkpoint's weights quantized: average bytes of a weight, and what it computes in."""
     if config.dtype not in ("auto", "quantized") or not is_quantized(checkpoint):
-        return 0.0
-    from engine.model.quantized.quantized_model import find_quantized  # imported only when needed
+        return 0.0, None
+    from engine.model.quantized.quantized_model import find_quantized, find_quantized_dtype  # imported only when needed
 
     weights = find_quantized(checkpoint, config, device)
-    return 0.0 if weights is None else weights.bytes_per_weight
+    return (0.0, None) if weights is None else (weights.bytes_per_weight, dtype_name(find_quantized_dtype()))
 
 
 def _scale(device: Device, title: str, factor: float) -> Device:

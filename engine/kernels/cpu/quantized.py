@@ -1,6 +1,7 @@
-"""Linear layers whose weights stay quantized as in their file, 4 to 8 bits with scales; products unpack them to bf16.
+"""Linear layers whose weights stay quantized as in their file, 4 to 8 bits with scales; products unpack them.
 
-cpp/quantized/quantized.h describes the layout. Results are the same bits as with bfloat16 weights.
+cpp/quantized/formats.h describes the layout. Products are computed in bfloat16 on CPUs that multiply it, else in
+float32. Results are the same bits as with unpacked weights of that format.
 """
 
 import ctypes
@@ -84,7 +85,7 @@ class QuantizedColumns:
         )
 
     def addresses(self) -> npt.NDArray[np.int64]:
-        """``[half panels, 2]``: `HalfPanel` of cpp/quantized/quantized.h."""
+        """``[half panels, 2]``: `HalfPanel` of cpp/quantized/formats.h."""
         first, step = self.panels.data_ptr(), self.panels.shape[1]
         found = np.empty((len(self.panels), 2), dtype=np.int64)
         found[:, 0], found[:, 1] = first + step * np.arange(len(self.panels)), self.format.kind
@@ -97,12 +98,18 @@ class QuantizedWeight:
 
     Args:
         parts: consecutive ranges of columns; all but the last have a multiple of 16 columns.
+        dtype: that products compute in: see `element_type`.
         bias: ``[columns]``.
         is_gated: whether one half of the parts is the gate, the other up; they are interleaved by 16 columns.
     """
 
     def __init__(
-        self, parts: Sequence[QuantizedColumns], bias: torch.Tensor | None = None, *, is_gated: bool = False
+        self,
+        parts: Sequence[QuantizedColumns],
+        dtype: torch.dtype,
+        bias: torch.Tensor | None = None,
+        *,
+        is_gated: bool = False,
     ) -> None:
         self.parts, self.depth = parts, parts[0].depth
         self.num_columns = sum(part.num_columns for part in parts)
@@ -117,10 +124,10 @@ class QuantizedWeight:
         self.halves = joined
         self.num_padded = len(joined) * HALF
         if self.num_padded > self.num_columns:
-            padded = torch.full((self.num_padded,), -torch.inf, dtype=torch.bfloat16)
+            padded = torch.full((self.num_padded,), -torch.inf, dtype=dtype)
             padded[: self.num_columns] = 0 if bias is None else bias
             bias = padded
-        self.bias = None if bias is None else bias.bfloat16()
+        self.bias = None if bias is None else bias.to(dtype)
 
     @property
     def num_bytes(self) -> int:
@@ -135,10 +142,15 @@ QuantizedLayer = tuple[LayerWeights, Sequence[QuantizedWeight]]
 
 
 def load_quantized_library(folder: Path) -> ctypes.CDLL:
-    """The kernels of quantized.cpp; see `load_library`. The CPU must have bf16 instructions."""
+    """The kernels of quantized.cpp; see `load_library`."""
     library = load_library(folder, "quantized")
     declare(library, _SIGNATURES)
     return library
+
+
+def element_type(library: ctypes.CDLL) -> torch.dtype:
+    """What the kernels of quantized.cpp compute in: bfloat16 if this CPU multiplies it, else float32."""
+    return torch.bfloat16 if library.element_bytes_quantized() == 2 else torch.float32
 
 
 def make_quantized_layers(
@@ -147,10 +159,11 @@ def make_quantized_layers(
     """Layers in one C++ call; `ModelError` if a size is not supported.
 
     Args:
-        kernels: bfloat16 kernels of the layers' attention shape.
+        kernels: of the layers' attention shape, for the library's `element_type`.
         library: of `load_quantized_library`.
     """
-    return PackedLayers(kernels, library.compute_layers_quantized, [_pack(kernels, layer) for layer in layers])
+    packed = [_pack(kernels, layer) for layer in layers]
+    return PackedLayers(kernels, library.compute_layers_quantized, packed, dtype=kernels.dtype)
 
 
 def _pack(kernels: NativeKernels, layer: QuantizedLayer) -> PanelLayer:
@@ -182,7 +195,7 @@ class QuantizedOutputLayer:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = self._kernels.copy_rows(hidden)
-        out = torch.empty(cdiv(len(rows), _PANEL) * _PANEL, self._weight.num_padded, dtype=torch.bfloat16)
+        out = torch.empty(cdiv(len(rows), _PANEL) * _PANEL, self._weight.num_padded, dtype=rows.dtype)
         self._library.project_quantized(
             *(rows.data_ptr(), *self._weight.addresses(), out.data_ptr()),
             *(len(rows), self._weight.num_padded, self._weight.depth),
@@ -205,9 +218,9 @@ class QuantizedOutputLayer:
         return self._kernels.label_columns(hidden, self.weights_of(token_ids), bias)
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """bfloat16 ``[..., hidden]``."""
+        """``[..., hidden]``."""
         ids = token_ids.flatten()
-        out = torch.empty(len(ids), self._weight.depth, dtype=torch.bfloat16)
+        out = torch.empty(len(ids), self._weight.depth, dtype=self._kernels.dtype)
         self._library.columns_quantized(
             *(self._weight.addresses()[0], ids.data_ptr(), out.data_ptr(), *out.shape),
         )

@@ -1,4 +1,4 @@
-"""The formats of quantized weights, with their numbers and sizes in cpp/quantized/quantized.h."""
+"""The formats of quantized weights, with their numbers and sizes in cpp/quantized/formats.h."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class QuantizedFormat:
     """A format of quantized weights.
 
     Attributes:
-        kind: its number in cpp/quantized/quantized.h.
+        kind: its number in cpp/quantized/formats.h.
         block_depth: weights of one column in a block, which share a scale, or a scale of scales.
         packed_bytes: bytes of a block of 16 columns in memory.
     """
@@ -25,14 +25,18 @@ class QuantizedFormat:
 
 def _formats() -> dict[str, QuantizedFormat]:
     found = {}
-    names = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "BF16")
+    names = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
     for kind, name in enumerate(names):
         depth, num_fine = (256, 16) if name.endswith("K") else (32, 0)
-        num_scales = 2 if name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 0 if name == "BF16" else 1
-        num_code_bits = 16 if name == "BF16" else int(name[1])
-        packed_bytes = HALF * (2 * num_scales + num_fine + depth * num_code_bits // 8)
+        num_scales = 2 if name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 1
+        packed_bytes = HALF * (2 * num_scales + num_fine + depth * int(name[1]) // 8)
         found[name] = QuantizedFormat(kind=kind, block_depth=depth, packed_bytes=packed_bytes)
     return found
+
+
+def plain_format(dtype: torch.dtype) -> QuantizedFormat:
+    """The format of weights that are not quantized, in the dtype that products compute in, bfloat16 or float32."""
+    return QuantizedFormat(kind=len(FORMATS), block_depth=32, packed_bytes=HALF * 32 * dtype.itemsize)
 
 
 def grouped_format(*, num_bits: int, has_zeros: bool, group: int, dtype: torch.dtype) -> QuantizedFormat:
@@ -45,7 +49,7 @@ def grouped_format(*, num_bits: int, has_zeros: bool, group: int, dtype: torch.d
         dtype: of scales, float16 or bfloat16.
     """
     depth = 32 if group % 128 else 128
-    kind = len(FORMATS) + 8 * (num_bits == 8) + 4 * has_zeros + 2 * (depth == 128) + (dtype == torch.bfloat16)
+    kind = len(FORMATS) + 1 + 8 * (num_bits == 8) + 4 * has_zeros + 2 * (depth == 128) + (dtype == torch.bfloat16)
     packed_bytes = HALF * ((3 if has_zeros else 2) + depth * num_bits // 8)
     return QuantizedFormat(kind=kind, block_depth=depth, packed_bytes=packed_bytes)
 

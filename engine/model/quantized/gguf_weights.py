@@ -86,11 +86,11 @@ class GgufWeights:
         return sum(tensor.num_bytes for tensor in matrices) / sum(math.prod(tensor.shape) for tensor in matrices)
 
     def vector(self, name: str, kind: str = "weight") -> torch.Tensor:
-        """The weight or bias of a module, which is not quantized, in bfloat16, flattened."""
+        """The weight or bias of a module, which is not quantized, in float32, flattened."""
         found = self._tensors.vector(f"{self._name(name)}.{kind}")
         if self._is_permuted(name):
             found = found[_permuted_rows(len(found), self._permuted_dim)]
-        return (found - self._norm_offset if name.endswith("norm") else found).bfloat16()
+        return found - self._norm_offset if name.endswith("norm") else found
 
     def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
         """See `MappedTensors.columns`, by the name of a module; the rows of all experts are one matrix."""

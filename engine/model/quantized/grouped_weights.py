@@ -80,8 +80,8 @@ class GroupedWeights:
         return num_bytes / num_weights
 
     def vector(self, name: str, kind: str = "weight") -> torch.Tensor:
-        """The weight or bias of a module, which is not quantized, in bfloat16."""
-        return self._tensors.vector(f"{_full(name)}.{kind}").bfloat16()
+        """The weight or bias of a module, which is not quantized, in float32."""
+        return self._tensors.vector(f"{_full(name)}.{kind}")
 
     def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
         """See `MappedTensors.columns`, by the name of a module; `order` does not apply to quantized weights."""

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from engine.errors import ModelError
-from engine.kernels.cpu.quantized import QuantizedColumns
-from engine.kernels.cpu.quantized_formats import FORMATS, HALF
+from engine.kernels.cpu.quantized import QuantizedColumns, element_type
+from engine.kernels.cpu.quantized_formats import FORMATS, HALF, plain_format
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Formats that are not quantized."""
@@ -112,33 +112,33 @@ class MappedTensors:
         return torch.from_numpy(self.raw(tensor).copy()).view(PLAIN[tensor.format]).float().flatten()
 
     def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
-        """Repacks a matrix in one of `FORMATS`, or in one of `PLAIN`, which is converted to bfloat16.
+        """Repacks a matrix in one of `FORMATS`, or in one of `PLAIN`, which is converted to what products compute in.
 
         Args:
             name: of the tensor, whose rows are output columns.
             order: for each output column its row in the file; None: all rows in the file's order.
         """
         tensor = self.find(name)
-        kind = "BF16" if tensor.format in PLAIN else tensor.format
-        raw = self.raw(tensor)
+        raw, dtype = self.raw(tensor), element_type(library)
+        layout = FORMATS.get(tensor.format) or plain_format(dtype)
         num_columns, depth = len(raw) if order is None else len(order), tensor.shape[-1]
-        found = QuantizedColumns(FORMATS[kind], depth=depth, num_columns=num_columns)
+        found = QuantizedColumns(layout, depth=depth, num_columns=num_columns)
         rows = np.full(len(found.panels) * HALF, -1, dtype=np.int64)
         rows[:num_columns] = np.arange(num_columns) if order is None else order
         num_at_once = max(1, _BYTES_AT_ONCE // (HALF * raw.shape[1]))
         for first in range(0, len(found.panels), num_at_once):
             piece = rows[first * HALF : (first + num_at_once) * HALF]
-            if tensor.format == kind:
-                found.fill(library, first, piece, raw)
+            if tensor.format in PLAIN and dtype != PLAIN[tensor.format]:
+                found.fill(library, first, *_converted(piece, raw, PLAIN[tensor.format], dtype))
             else:
-                found.fill(library, first, *_in_bf16(piece, raw, PLAIN[tensor.format]))
+                found.fill(library, first, piece, raw)
             self.forget(tensor)
         return found
 
 
-def _in_bf16(
-    rows: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8], dtype: torch.dtype
+def _converted(
+    rows: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8], from_dtype: torch.dtype, dtype: torch.dtype
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Converts the given rows to bfloat16; returns their indices in the result, -1 unchanged, and the bytes."""
-    used = torch.from_numpy(raw[np.maximum(rows, 0)]).view(dtype).bfloat16()
+    """Converts the given rows to a dtype; returns their indices in the result, -1 unchanged, and the bytes."""
+    used = torch.from_numpy(raw[np.maximum(rows, 0)]).view(from_dtype).to(dtype)
     return np.where(rows < 0, -1, np.arange(len(rows))), used.view(torch.uint8).numpy()

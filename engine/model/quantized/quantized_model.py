@@ -1,4 +1,4 @@
-"""A model on the CPU whose weights stay quantized as in its file, computed in bfloat16."""
+"""A model on the CPU whose weights stay quantized as in its file, computed in bfloat16 or float32."""
 
 import ctypes
 import logging
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from engine.config import EngineConfig
+from engine.device.placement import dtype_name
 from engine.errors import ModelError
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native_build import NativeBuildError
@@ -19,6 +20,7 @@ from engine.kernels.cpu.quantized import (
     QuantizedLayer,
     QuantizedOutputLayer,
     QuantizedWeight,
+    element_type,
     load_quantized_library,
     make_quantized_layers,
 )
@@ -68,9 +70,10 @@ def load_quantized(
         from engine.model.proof.probe import prove  # it imports engines
 
         prove(values, make_engine)
-    unpacking = "; dtype bfloat16 would unpack them" if isinstance(weights, GgufWeights) else ""
+    dtype = find_quantized_dtype()
+    unpacking = f"; dtype {dtype_name(dtype)} would unpack them" if isinstance(weights, GgufWeights) else ""
     LOGGER.info("weights stay quantized as in %s%s", weights.file.name, unpacking)
-    return QuantizedModel(make_skeleton(folder, torch.bfloat16), weights, device)
+    return QuantizedModel(make_skeleton(folder, dtype), weights, device)
 
 
 def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> QuantizedWeights | None:
@@ -93,6 +96,12 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
     return None
 
 
+def find_quantized_dtype() -> torch.dtype:
+    """What this machine computes quantized weights in: bfloat16 if it multiplies that, else float32. Raises
+    `NativeBuildError` as `load_quantized_library`."""
+    return element_type(load_quantized_library(cache_folder()))
+
+
 def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, device: torch.device) -> str | None:
     values = read_config_of(folder)
     if device.type != "cpu" or config.attention not in ("auto", "native"):
@@ -110,14 +119,12 @@ def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, devi
             num_q_heads=num_q_heads,
             num_kv_heads=int(getattr(values, "num_key_value_heads", None) or num_q_heads),
             head_dim=int(getattr(values, "head_dim", None) or values.hidden_size // num_q_heads),
-            dtype=torch.bfloat16,
+            dtype=find_quantized_dtype(),
             block_size=config.block_size,
             folder=cache_folder(),
         )
     except (ValueError, NativeBuildError) as error:
         return str(error)
-    if not backend.has_products:
-        return "this CPU does not multiply bfloat16"
     qkv_size = (num_q_heads + 2 * backend.num_kv_heads) * backend.head_dim
     inner_sizes = (values.intermediate_size, getattr(values, "moe_intermediate_size", None) or 0)
     for size in (qkv_size, int(values.hidden_size), *map(int, inner_sizes)):
@@ -131,7 +138,7 @@ def _is_covered(folder: Path, device: torch.device, families: tuple[str, ...]) -
     have."""
     if read_config_of(folder).model_type not in families:
         return False
-    family = find_family(make_skeleton(folder, torch.bfloat16), device, torch.bfloat16)
+    family = find_family(make_skeleton(folder, torch.float32), device, torch.float32)
     return family is not None and not family.reorders_heads
 
 
@@ -150,14 +157,15 @@ class QuantizedModel(Model):
         library, weights, base = load_quantized_library(cache_folder()), self._weights, self.base
         self.draw_tokens = backend.draw_tokens
         layers = [self._read_layer(library, layer, index) for index, layer in enumerate(base.layers)]
-        embedding = QuantizedWeight([weights.columns(library, "embed_tokens")])
-        head = QuantizedWeight([weights.columns(library, "lm_head")]) if "lm_head" in weights else embedding
+        embedding = head = QuantizedWeight([weights.columns(library, "embed_tokens")], self.dtype)
+        if "lm_head" in weights:
+            head = QuantizedWeight([weights.columns(library, "lm_head")], self.dtype)
         self._output_layer = QuantizedOutputLayer(backend, library, head)
         scale = getattr(base.embed_tokens, "scalar_embed_scale", None)  # Gemma
         base.embed_tokens = TiedEmbedding(QuantizedOutputLayer(backend, library, embedding))
         if scale is not None:
-            base.embed_tokens = _ScaledEmbedding(base.embed_tokens, scale)
-        _fill_in(weights, base.norm, "norm")
+            base.embed_tokens = _ScaledEmbedding(base.embed_tokens, scale, self.dtype)
+        _fill_in(weights, base.norm, "norm", self.dtype)
         base.layers = nn.ModuleList([self.join_layers(make_quantized_layers(backend, library, layers))])
         self.has_replaced_layers = True
         products = [product for _, of_layer in layers for product in of_layer]
@@ -165,13 +173,13 @@ class QuantizedModel(Model):
 
     def _read_layer(self, library: ctypes.CDLL, layer: Any, index: int) -> QuantizedLayer:
         """The weights of a layer on the meta device; raises `ModelError` if its sizes are not those of the file."""
-        _fill_in(self._weights, layer, f"layers.{index}")
+        _fill_in(self._weights, layer, f"layers.{index}", self.dtype)
         read = self.read_layer(layer, index)
         biases = (read.qkv[1], read.output[1], getattr(read, "gate_bias", None), None)
         sizes = (read.qkv[0].shape, read.output[0].shape, (len(read.gate) + len(read.up), read.gate.shape[1]))
         parts = _read_products(self._weights, library, layer, f"layers.{index}")
         products = [
-            QuantizedWeight(part, bias, is_gated=number == 2 and len(part) > 1)
+            QuantizedWeight(part, self.dtype, bias, is_gated=number == 2 and len(part) > 1)
             for number, (part, bias) in enumerate(zip(parts, biases, strict=True))
         ]
         for product, size in zip(products, (*sizes, read.down.shape), strict=True):
@@ -184,21 +192,21 @@ class QuantizedModel(Model):
 class _ScaledEmbedding(nn.Module):
     """Token embeddings times a number that their family multiplies them by."""
 
-    def __init__(self, embedding: nn.Module, scale: float) -> None:
+    def __init__(self, embedding: nn.Module, scale: float, dtype: torch.dtype) -> None:
         super().__init__()
-        self._embedding, self._scale = embedding, torch.tensor(scale).bfloat16()
+        self._embedding, self._scale = embedding, torch.tensor(scale).to(dtype)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 ``[1, T]`` -> ``[1, T, hidden]``."""
         return self._embedding(token_ids) * self._scale  # type: ignore[no-any-return]
 
 
-def _fill_in(weights: QuantizedWeights, module: nn.Module, place: str) -> None:
+def _fill_in(weights: QuantizedWeights, module: nn.Module, place: str, dtype: torch.dtype) -> None:
     """Reads the parameters of a module that are not quantized: norms, biases and routers of experts."""
     for name, parameter in [*module.named_parameters()]:
         owner, _, kind = name.rpartition(".")
         if parameter.ndim == 1 or owner == "mlp.gate":
-            read = weights.vector(".".join(filter(None, (place, owner))), kind).view(parameter.shape)
+            read = weights.vector(".".join(filter(None, (place, owner))), kind).view(parameter.shape).to(dtype)
             setattr(module.get_submodule(owner), kind, nn.Parameter(read, requires_grad=False))
 
 

@@ -23,3 +23,10 @@ def compiled(flags: str, *sources: str) -> Path:
         for source in sources:
             load_library(folder, source)
     return folder
+
+
+def compute_only_float32(patch: pytest.MonkeyPatch) -> None:
+    """Engines that are loaded from now on compute as on a CPU that does not multiply bfloat16."""
+    folder = compiled(PLAIN, "native", "quantized")
+    patch.setenv("CXXFLAGS", PLAIN)
+    patch.setenv("BATCHLOOM_CACHE", str(folder))

@@ -34,7 +34,7 @@ def random_rows(kind: str, num_rows: int, depth: int, rng: np.random.Generator) 
     block_depth, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     if kind not in HALVES:
         weights = rng.normal(size=(num_rows, depth), scale=0.1).astype(np.float32)
-        return np.asarray(gguf.quantize(weights, GGMLQuantizationType[kind]))
+        return np.asarray(gguf.quantize(weights, GGMLQuantizationType[kind])).view(np.uint8)
     blocks = rng.integers(0, 256, (num_rows, depth // block_depth, block_bytes), dtype=np.uint8)
     scale = 0.0002 if kind == "Q6_K" else 0.0003
     for at in HALVES[kind]:

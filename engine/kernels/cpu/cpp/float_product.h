@@ -88,11 +88,11 @@ struct ToFloats {
   }
 };
 
-template <>
-struct PanelProduct<float> {
-  typedef FloatOperands Operands;
-  typedef ToFloats Finish;
-};
+// Calls f with the same; see pair_product.h.
+template <typename F>
+void with_finish(const ToFloats& to, const F& f) {
+  f(to);
+}
 
 // As for bf16 in pair_product.h.
 struct ToLargestFloat {
@@ -113,6 +113,13 @@ struct ToLargestFloat {
       best.add(values, int(column) + 16 * half, columns >> 16 * half);
     }
   }
+};
+
+template <>
+struct PanelProduct<float> {
+  typedef FloatOperands Operands;
+  typedef ToFloats Finish;
+  typedef ToLargestFloat FinishLargest;
 };
 
 // out = x times packed weights, + bias, activated, + residual.

@@ -135,6 +135,7 @@ template <>
 struct PanelProduct<bf16> {
   typedef PairOperands Operands;
   typedef ToOutput Finish;
+  typedef ToLargest FinishLargest;
 };
 
 // out = x times packed weights, + bias, activated, + residual.

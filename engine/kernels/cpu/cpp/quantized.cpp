@@ -1,80 +1,82 @@
-// The CPU kernels of quantized weights: decoder layers, the output layer and embeddings, computed as in bf16.
+// The CPU kernels of quantized weights: decoder layers, the output layer and embeddings, computed as in bf16 or float32.
 //
-// Compiled when a machine first loads such a model; the CPU must have bf16 instructions. See
-// engine/kernels/cpu/native_build.py.
+// Compiled when a machine first loads such a model. See engine/kernels/cpu/native_build.py.
 
 #include "elementwise.h"
 #include "layer.h"
 #include "quantized/quantized_product.h"
+#include "quantized/repack.h"
 
-#ifdef HAS_AVX512
-// Layers in bf16 whose weights are quantized.
+// Layers whose weights are quantized.
 struct QuantizedFormat {
-  typedef bf16 Row;
-  typedef LayerStep<bf16> Step;
-  typedef bf16 Norm;
-  typedef bf16 KV;
+  typedef Element Row;
+  typedef LayerStep<Element> Step;
+  typedef Element Norm;
+  typedef Element KV;
   typedef QuantizedWeights Weights;
   static constexpr bool has_branches = true;
 
-  static void norm(const Step& s, const bf16* x, const bf16* weight, int64_t num_rows, int64_t size, float epsilon) {
+  static void norm(const Step& s, const Element* x, const Element* weight, int64_t num_rows, int64_t size, float epsilon) {
     rms_norm(x, weight, s.normed, num_rows, size, epsilon);
   }
 
-  static void project_normed(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+  static void project_normed(const Step& s, const Weights& w, Element* out, int64_t num_rows, int64_t num_columns,
                              int64_t depth, bool is_gated) {
     project(s.normed, w, nullptr, out, num_rows, num_columns, depth, swiglu_if(is_gated));
   }
 
-  static void project_rows(const Step&, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
+  static void project_rows(const Step&, const Element* x, const Weights& w, const Element* residual, Element* out,
                            int64_t num_rows, int64_t num_columns, int64_t depth) {
     project(x, w, residual, out, num_rows, num_columns, depth, Gating{});
   }
 
-  static void project_activated(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
+  static void project_activated(const Step& s, const Weights& w, Element* out, int64_t num_rows, int64_t num_columns,
                                 int64_t depth, const Gating& gating) {
     project(s.normed, w, nullptr, out, num_rows, num_columns, depth, gating);
   }
 
-  static void route(const Step& s, const Branches<bf16>& b, int64_t num_rows, int64_t hidden_size) {
+  static void route(const Step& s, const Branches<Element>& b, int64_t num_rows, int64_t hidden_size) {
     route_rows(s.normed, b, s.expert_rows, num_rows, hidden_size);
   }
 
-  static void project_experts(const bf16* x, const Weights& w, bf16* out, int64_t num_columns, int64_t depth,
+  static void project_experts(const Element* x, const Weights& w, Element* out, int64_t num_columns, int64_t depth,
                               const Gating& gating) {
     ::project_experts(x, w, out, num_columns, depth, gating);
   }
 };
 
+// Bytes of an `Element`.
+extern "C" int element_bytes_quantized() { return int(sizeof(Element)); }
+
 // Decoder layers, see layer.h. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that remain at the end.
 extern "C" void compute_layers_quantized(const LayerWeights<QuantizedFormat>* weights, int64_t num_layers,
-                                         const int32_t* operations, int64_t num_operations, const LayerStep<bf16>* step,
-                                         bf16* hidden, bf16* const* keys, bf16* const* values, const int64_t* output_rows,
+                                         const int32_t* operations, int64_t num_operations, const LayerStep<Element>* step,
+                                         Element* hidden, Element* const* keys, Element* const* values, const int64_t* output_rows,
                                          int64_t num_output_rows) {
   compute_layers(weights, num_layers, reinterpret_cast<const Operation*>(operations), num_operations, *step, hidden, keys,
                  values, output_rows, num_output_rows);
 }
 
 // x: [num_rows, depth], allocated for rows rounded up to 32; columns are a multiple of 32.
-extern "C" void project_quantized(const bf16* x, const HalfPanel* halves, const bf16* bias, bf16* out, int64_t num_rows,
+extern "C" void project_quantized(const Element* x, const HalfPanel* halves, const Element* bias, Element* out, int64_t num_rows,
                                   int64_t num_columns, int64_t depth) {
   project(x, {halves, bias}, nullptr, out, num_rows, num_columns, depth, Gating{});
 }
 
 // See `largest_column_bf16` in native.cpp.
-extern "C" void largest_column_quantized(const bf16* x, const HalfPanel* halves, const bf16* bias, const uint32_t* allowed,
+extern "C" void largest_column_quantized(const Element* x, const HalfPanel* halves, const Element* bias, const uint32_t* allowed,
                                          int64_t* out, int64_t num_rows, int64_t num_columns, int64_t depth) {
   largest_column(x, {halves, bias}, allowed, out, num_rows, num_columns, depth);
 }
 
 // out: [num_ids, depth], the weights of the columns `ids`.
-extern "C" void columns_quantized(const HalfPanel* halves, const int64_t* ids, bf16* out, int64_t num_ids, int64_t depth) {
+extern "C" void columns_quantized(const HalfPanel* halves, const int64_t* ids, Element* out, int64_t num_ids, int64_t depth) {
 #pragma omp parallel for
   for (int64_t i = 0; i < num_ids; i++) {
-    bf16* pairs = panel_buffer(HALF * depth);
-    unpack(halves[ids[i] / HALF], depth, pairs, 2 * HALF);
-    for (int64_t k = 0; k < depth; k += 2)
-      std::memcpy(static_cast<void*>(out + i * depth + k), pairs + k * HALF + ids[i] % HALF * 2, 2 * sizeof(bf16));
+    Element* words = panel_buffer(HALF * depth);
+    unpack(halves[ids[i] / HALF], depth, words, HALF);
+    for (int64_t k = 0; k < depth; k += WORD)
+      std::memcpy(static_cast<void*>(out + i * depth + k), words + k * HALF + ids[i] % HALF * WORD, 4);
   }
 }
 
@@ -101,4 +103,3 @@ extern "C" void repack_codes_quantized(int64_t kind, const uint8_t* codes, const
     repack_codes(kind, codes + first * depth, scales + at, zeros ? zeros + at : nullptr, group, depth, out + i * half_bytes);
   }
 }
-#endif

@@ -1,23 +1,25 @@
-// Linear layers with quantized weights: a thread unpacks panels to bf16 pairs in a buffer, and multiplies all rows with them.
+// Linear layers with quantized weights: a thread unpacks panels in a buffer, and multiplies all rows with them.
 #pragma once
 
 #include "../experts.h"
+#include "../float_product.h"
 #include "../pair_product.h"
-#include "quantized.h"
+#include "unpack.h"
 
-#ifdef HAS_AVX512
 namespace {
+
+typedef PanelProduct<Element>::Operands Operands;
 
 struct QuantizedWeights {
   const HalfPanel* halves;  // two for each panel
-  const bf16* bias;         // [columns], or null
+  const Element* bias;      // [columns], or null
 };
 
 // A thread's buffer for unpacked panels, aligned to a cache line.
-inline bf16* panel_buffer(int64_t size) {
-  static thread_local std::vector<bf16> buffer;
+inline Element* panel_buffer(int64_t size) {
+  static thread_local std::vector<Element> buffer;
   if (int64_t(buffer.size()) < size + 32) buffer.resize(size + 32);
-  return (bf16*)((uintptr_t(buffer.data()) + 63) / 64 * 64);
+  return (Element*)((uintptr_t(buffer.data()) + 63) / 64 * 64);
 }
 
 // Rows [first, end) that the columns from panel `first_panel` of the weights on are multiplied with.
@@ -28,7 +30,7 @@ struct RowRange {
 // As in product.h, for each range of rows: num_columns columns of its own. Threads divide ranges and panels; each panel is
 // unpacked once and multiplied with all rows of its range.
 template <typename Finish>
-void multiply(const bf16* x, const QuantizedWeights& weights, const std::vector<RowRange>& ranges, int64_t num_columns,
+void multiply(const Element* x, const QuantizedWeights& weights, const std::vector<RowRange>& ranges, int64_t num_columns,
               int64_t depth, const Finish& finish) {
   int64_t most_rows = 0;
   for (const RowRange& range : ranges) most_rows = std::max(most_rows, range.end - range.first);
@@ -36,7 +38,7 @@ void multiply(const bf16* x, const QuantizedWeights& weights, const std::vector<
   const int64_t num_threads = omp_get_max_threads(), num_panels = num_columns / PANEL, num_ranges = int64_t(ranges.size());
   const bool use_tiles = tiles_granted();
   // Panels multiplied with a row while it is in the first-level cache; unpacked, they fit the second-level cache.
-  const int64_t most = most_rows <= 64 ? 1 : std::clamp<int64_t>(chunk_bytes() / (PANEL * depth * 2), 1, 2 * GROUP);
+  const int64_t most = most_rows <= 64 ? 1 : std::clamp<int64_t>(chunk_bytes() / (PANEL * depth * int64_t(sizeof(Element))), 1, 2 * GROUP);
   const int64_t num_groups = std::min(num_panels, round_up((num_panels + most - 1) / most, num_threads));
   std::atomic<int64_t> next_group(0);
 #pragma omp parallel
@@ -44,9 +46,9 @@ void multiply(const bf16* x, const QuantizedWeights& weights, const std::vector<
 #ifdef HAS_AMX
     if (use_tiles) load_tile_config();
 #endif
-    bf16* panels = panel_buffer(most * PANEL * depth);
-    const PairOperands operands(x, panels, depth);
-    ThreadProduct<PairOperands, Finish> own{operands, finish, 1, use_tiles, false};
+    Element* panels = panel_buffer(most * PANEL * depth);
+    const Operands operands(x, panels, depth);
+    ThreadProduct<Operands, Finish> own{operands, finish, 1, use_tiles, false};
     for (int64_t at; (at = next_group.fetch_add(1, std::memory_order_relaxed)) < num_ranges * num_groups;) {
       const RowRange& rows = ranges[at / num_groups];
       const int64_t group = at % num_groups;
@@ -54,8 +56,8 @@ void multiply(const bf16* x, const QuantizedWeights& weights, const std::vector<
       for (int64_t p = start; p < end; p++) {
         if (!finish.needs(rows.first, int(rows.end - rows.first), p)) continue;
         for (int h = 0; h < 2; h++)
-          unpack(weights.halves[2 * (rows.first_panel + p) + h], depth, panels + (p - start) * PANEL * depth + 32 * h,
-                 2 * PANEL);
+          unpack(weights.halves[2 * (rows.first_panel + p) + h], depth, panels + (p - start) * PANEL * depth + HALF * WORD * h,
+                 PANEL);
       }
       own.panels_from = start;
       own.multiply_group(rows.first, rows.end, start, end);
@@ -67,7 +69,7 @@ void multiply(const bf16* x, const QuantizedWeights& weights, const std::vector<
   }
 }
 
-inline void project(const bf16* x, const QuantizedWeights& weights, const bf16* residual, bf16* out, int64_t num_rows,
+inline void project(const Element* x, const QuantizedWeights& weights, const Element* residual, Element* out, int64_t num_rows,
                     int64_t num_columns, int64_t depth, const Gating& gating) {
   const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
   with_finish({weights.bias, residual, out, out_columns, gating},
@@ -75,7 +77,7 @@ inline void project(const bf16* x, const QuantizedWeights& weights, const bf16* 
 }
 
 // As in experts.h.
-inline void project_experts(const bf16* x, const QuantizedWeights& weights, bf16* out, int64_t num_columns, int64_t depth,
+inline void project_experts(const Element* x, const QuantizedWeights& weights, Element* out, int64_t num_columns, int64_t depth,
                             const Gating& gating) {
   const Routing& by = current_routing();
   const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
@@ -88,16 +90,15 @@ inline void project_experts(const bf16* x, const QuantizedWeights& weights, bf16
       ranges.push_back({block.first_row, end, first_panel});
   }
   multiply(x, weights, ranges, num_columns, depth,
-           ExpertsToOutput<ToOutput>{{weights.bias, nullptr, out, out_columns, gating}, by.expert_of.data(), num_columns});
+           ExpertsToOutput<PanelProduct<Element>::Finish>{{weights.bias, nullptr, out, out_columns, gating}, by.expert_of.data(), num_columns});
 }
 
-inline void largest_column(const bf16* x, const QuantizedWeights& weights, const uint32_t* allowed, int64_t* out,
+inline void largest_column(const Element* x, const QuantizedWeights& weights, const uint32_t* allowed, int64_t* out,
                            int64_t num_rows, int64_t num_columns, int64_t depth) {
   std::vector<Largest> largest(omp_get_max_threads() * num_rows);
   multiply(x, weights, {{0, num_rows, 0}}, num_columns, depth,
-           ToLargest{weights.bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
+           PanelProduct<Element>::FinishLargest{weights.bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
   choose_largest(largest, out, num_rows);
 }
 
 }  // namespace
-#endif
