@@ -51,15 +51,15 @@ extern "C" int element_bytes_quantized() { return int(sizeof(Element)); }
 // Decoder layers, see layer.h. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that remain at the end.
 extern "C" void compute_layers_quantized(const LayerWeights<QuantizedFormat>* weights, int64_t num_layers,
                                          const int32_t* operations, int64_t num_operations, const LayerStep<Element>* step,
-                                         Element* hidden, Element* const* keys, Element* const* values, const int64_t* output_rows,
-                                         int64_t num_output_rows) {
+                                         Element* hidden, Element* const* keys, Element* const* values,
+                                         const int64_t* output_rows, int64_t num_output_rows) {
   compute_layers(weights, num_layers, reinterpret_cast<const Operation*>(operations), num_operations, *step, hidden, keys,
                  values, output_rows, num_output_rows);
 }
 
 // x: [num_rows, depth], allocated for rows rounded up to 32; columns are a multiple of 32.
-extern "C" void project_quantized(const Element* x, const HalfPanel* halves, const Element* bias, Element* out, int64_t num_rows,
-                                  int64_t num_columns, int64_t depth) {
+extern "C" void project_quantized(const Element* x, const HalfPanel* halves, const Element* bias, Element* out,
+                                  int64_t num_rows, int64_t num_columns, int64_t depth) {
   project(x, {halves, bias}, nullptr, out, num_rows, num_columns, depth, Gating{});
 }
 

@@ -56,8 +56,8 @@ void multiply(const Element* x, const QuantizedWeights& weights, const std::vect
       for (int64_t p = start; p < end; p++) {
         if (!finish.needs(rows.first, int(rows.end - rows.first), p)) continue;
         for (int h = 0; h < 2; h++)
-          unpack(weights.halves[2 * (rows.first_panel + p) + h], depth, panels + (p - start) * PANEL * depth + HALF * WORD * h,
-                 PANEL);
+          unpack(weights.halves[2 * (rows.first_panel + p) + h], depth,
+                 panels + (p - start) * PANEL * depth + HALF * WORD * h, PANEL);
       }
       own.panels_from = start;
       own.multiply_group(rows.first, rows.end, start, end);
