@@ -76,19 +76,19 @@ def _check_growth(source: str, pattern: str) -> None:
     words = _Words(letters)
     tokenizer = LLTokenizer(TokenizerWrapper(words))
     for number, letter in enumerate(["", *letters]):
-        repeats = [id_ for id_, word in enumerate(words.tokens) if letter and not word.strip(letter.encode())]
+        repeats = np.array([bool(letter) and not word.strip(letter.encode()) for word in words.tokens[:-1]])
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(step_lexer_fuel=STEP_FUEL))
         if matcher.is_error():  # not a pattern, but a constant whose key is "pattern"
             return
         rng, answer = np.random.default_rng(number), b""
         while not matcher.is_stopped() and len(answer) < MAX_ANSWER_BYTES:
-            is_allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-            choices = np.flatnonzero(is_allowed[: words.eos_token_id])
-            if not len(choices):
+            mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+            is_allowed = mask[: len(repeats)].view(bool)
+            if not is_allowed.any():
                 break
-            if rng.random() < SHARE_OF_SAME_LETTER:
-                choices = np.intersect1d(choices, repeats) if np.isin(repeats, choices).any() else choices
-            token_id = int(rng.choice(choices))
+            is_same = is_allowed & repeats
+            is_repeated = rng.random() < SHARE_OF_SAME_LETTER and is_same.any()
+            token_id = int(rng.choice(np.flatnonzero(is_same if is_repeated else is_allowed)))
             answer += words.tokens[token_id]
             matcher.consume_token(token_id)
         if matcher.is_error():

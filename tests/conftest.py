@@ -5,6 +5,7 @@ import fcntl
 import gc
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -32,6 +33,10 @@ os.environ.update(
     DO_NOT_TRACK="1",
     HF_HUB_OFFLINE="1",
 )
+
+# Processes inherit an ignored SIGINT, as of a shell's background job; nights of the tests are interrupted by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What is imported while tests are collected stays: no garbage is looked for in it, then or later.
 gc.set_threshold(100_000)
