@@ -94,32 +94,10 @@ void with_finish(const ToFloats& to, const F& f) {
   f(to);
 }
 
-// As for bf16 in pair_product.h.
-struct ToLargestFloat {
-  const float* bias;
-  AllowedColumns allowed;
-  Largest* largest;
-  int64_t num_rows;
-
-  bool needs(int64_t first_row, int count, int64_t panel) const { return allowed.needs(first_row, count, panel); }
-
-  void operator()(const float* sums, int64_t row, int64_t panel) const {
-    const int64_t column = panel * PANEL;
-    const uint32_t columns = allowed.of(row, panel);
-    Largest& best = largest[omp_get_thread_num() * num_rows + row];
-    for (int half = 0; half < 2; half++) {
-      Lanes values = load_lanes(sums + 16 * half);
-      if (bias) values += load_lanes(bias + column + 16 * half);
-      best.add(values, int(column) + 16 * half, columns >> 16 * half);
-    }
-  }
-};
-
 template <>
 struct PanelProduct<float> {
   typedef FloatOperands Operands;
   typedef ToFloats Finish;
-  typedef ToLargestFloat FinishLargest;
 };
 
 // out = x times packed weights, + bias, activated, + residual.
@@ -134,7 +112,7 @@ void largest_column(const float* x, const float* packed, const float* bias, cons
                     int64_t num_rows, int64_t num_columns, int64_t depth) {
   std::vector<Largest> largest(omp_get_max_threads() * num_rows);
   multiply(FloatOperands(x, packed, depth), num_rows, num_columns,
-           ToLargestFloat{bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
+           ToLargest<float>{bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
   choose_largest(largest, out, num_rows);
 }
 

@@ -54,26 +54,6 @@ void with_finish(const ToOutput& to, const F& f) {
     f(to);
 }
 
-// Updates the largest column of a row; the sums are not stored.
-struct ToLargest {
-  const bf16* bias;
-  AllowedColumns allowed;
-  Largest* largest;  // [threads][rows]
-  int64_t num_rows;
-
-  bool needs(int64_t first_row, int count, int64_t panel) const { return allowed.needs(first_row, count, panel); }
-
-  void operator()(const float* sums, int64_t row, int64_t panel) const {
-    __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
-    const int64_t column = panel * PANEL;
-    const uint32_t columns = allowed.of(row, panel);
-    if (bias) low = _mm512_add_ps(low, load_16(bias + column)), high = _mm512_add_ps(high, load_16(bias + column + 16));
-    Largest& best = largest[omp_get_thread_num() * num_rows + row];
-    best.add(Lanes(low), int(column), columns);
-    best.add(Lanes(high), int(column) + 16, columns >> 16);
-  }
-};
-
 // Rows of x [rows, depth] and panels [pairs of depth][32 columns][2]. A panel is read sequentially: the hardware prefetches
 // one stream well, but not two that alternate.
 struct PairOperands {
@@ -135,7 +115,6 @@ template <>
 struct PanelProduct<bf16> {
   typedef PairOperands Operands;
   typedef ToOutput Finish;
-  typedef ToLargest FinishLargest;
 };
 
 // out = x times packed weights, + bias, activated, + residual.
@@ -152,7 +131,7 @@ void largest_column(const bf16* x, const bf16* packed, const bf16* bias, const u
                     int64_t num_rows, int64_t num_columns, int64_t depth) {
   std::vector<Largest> largest(omp_get_max_threads() * num_rows);
   multiply(PairOperands(x, packed, depth), num_rows, num_columns, 
-           ToLargest{bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
+           ToLargest<bf16>{bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
   choose_largest(largest, out, num_rows);
 }
 

@@ -73,6 +73,28 @@ inline void choose_largest(const std::vector<Largest>& largest, int64_t* out, in
   }
 }
 
+// A Finish that updates the largest column of a row; the sums are not stored. T: the element type of the bias.
+template <typename T>
+struct ToLargest {
+  const T* bias;
+  AllowedColumns allowed;
+  Largest* largest;  // [threads][rows]
+  int64_t num_rows;
+
+  bool needs(int64_t first_row, int count, int64_t panel) const { return allowed.needs(first_row, count, panel); }
+
+  void operator()(const float* sums, int64_t row, int64_t panel) const {
+    const int64_t column = panel * PANEL;
+    const uint32_t columns = allowed.of(row, panel);
+    Largest& best = largest[omp_get_thread_num() * num_rows + row];
+    for (int half = 0; half < 2; half++) {
+      Lanes values = load_lanes(sums + 16 * half);
+      if (bias) values += load_lanes(bias + column + 16 * half);
+      best.add(values, int(column) + 16 * half, columns >> 16 * half);
+    }
+  }
+};
+
 // A block of sums for which `finish` has not been called yet.
 template <typename Sum>
 struct Unfinished {
@@ -155,7 +177,7 @@ void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, 
 }
 #endif
 
-// For an element type: the Operands of `multiply`, the Finish that stores rows of sums, and FinishLargest for the arg max.
+// For an element type: the Operands of `multiply`, and the Finish that stores rows of sums.
 template <typename T>
 struct PanelProduct;
 

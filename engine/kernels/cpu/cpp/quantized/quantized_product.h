@@ -38,7 +38,8 @@ void multiply(const Element* x, const QuantizedWeights& weights, const std::vect
   const int64_t num_threads = omp_get_max_threads(), num_panels = num_columns / PANEL, num_ranges = int64_t(ranges.size());
   const bool use_tiles = tiles_granted();
   // Panels multiplied with a row while it is in the first-level cache; unpacked, they fit the second-level cache.
-  const int64_t most = most_rows <= 64 ? 1 : std::clamp<int64_t>(chunk_bytes() / (PANEL * depth * int64_t(sizeof(Element))), 1, 2 * GROUP);
+  const int64_t panel_bytes = PANEL * depth * int64_t(sizeof(Element));
+  const int64_t most = most_rows <= 64 ? 1 : std::clamp<int64_t>(chunk_bytes() / panel_bytes, 1, 2 * GROUP);
   const int64_t num_groups = std::min(num_panels, round_up((num_panels + most - 1) / most, num_threads));
   std::atomic<int64_t> next_group(0);
 #pragma omp parallel
@@ -97,7 +98,7 @@ inline void largest_column(const Element* x, const QuantizedWeights& weights, co
                            int64_t num_rows, int64_t num_columns, int64_t depth) {
   std::vector<Largest> largest(omp_get_max_threads() * num_rows);
   multiply(x, weights, {{0, num_rows, 0}}, num_columns, depth,
-           PanelProduct<Element>::FinishLargest{weights.bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
+           ToLargest<Element>{weights.bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
   choose_largest(largest, out, num_rows);
 }
 

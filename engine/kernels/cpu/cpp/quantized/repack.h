@@ -25,16 +25,10 @@ struct Column {
   }
 };
 
-inline uint16_t load_half(const uint8_t* from) {
-  uint16_t bits;
-  std::memcpy(&bits, from, sizeof bits);
-  return bits;
-}
-
 // Reads a block of a row of a GGUF file; returns its size. Minima that the file adds are negated: they are subtracted here.
 inline int read_block(int64_t kind, const uint8_t* from, Column& column) {
   const uint8_t* at = from;
-  const auto take_half = [&] { return at += 2, load_half(at - 2); };
+  const auto take_half = [&] { return at += 2, load_as<uint16_t>(at - 2); };
   if (kind == Q6_K) {
     const uint8_t *low = at, *high = at + 128;
     for (int part = 0; part < 128; part += 64, low += 64, high += 32)
@@ -46,7 +40,7 @@ inline int read_block(int64_t kind, const uint8_t* from, Column& column) {
         to[96] = uint8_t(low[i + 32] >> 4 | high[i] >> 6 << 4);
       }
     std::memcpy(column.fine, from + 192, 16);
-    column.scale = load_half(from + 208);
+    column.scale = load_as<uint16_t>(from + 208);
     return 210;
   }
   column.scale = take_half();

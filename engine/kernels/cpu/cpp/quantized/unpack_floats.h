@@ -28,19 +28,24 @@ template <typename Format>
 inline Floats block_factors(const uint8_t* coarse, int column) {
   typedef uint16_t Halves __attribute__((vector_size(FLOATS * 2)));
   typedef uint32_t Words __attribute__((vector_size(FLOATS * 4)));
+  if (Format::IS_BF16) return load_floats(reinterpret_cast<const bf16*>(coarse) + column);
   const Words bits = __builtin_convertvector(load_as<Halves>(coarse + 2 * column), Words);
-  if (Format::IS_BF16) return Floats(bits << 16);
   const Words magnitude = (bits & 0x7fff) << 13, is_infinite = Words((bits & 0x7c00) == 0x7c00);
   const Floats finite = Floats(magnitude) * 0x1p112f;  // corrects the bias of the exponent
   return Floats(Words(finite) | (is_infinite & 0x7f800000) | (bits & 0x8000) << 16);
+}
+
+template <typename Byte>
+inline Floats load_bytes(const uint8_t* from) {
+  typedef Byte Bytes __attribute__((vector_size(FLOATS)));
+  return __builtin_convertvector(load_as<Bytes>(from), Floats);
 }
 
 // The fine factors of the columns from `column` on, of run `index`.
 template <typename Format>
 inline Floats fine_factors(const uint8_t* fine, int index, int column) {
   typedef typename std::conditional<Format::FINE == Fine::signed_bytes, int8_t, uint8_t>::type Byte;
-  typedef Byte Bytes __attribute__((vector_size(FLOATS)));
-  return __builtin_convertvector(load_as<Bytes>(fine + index * HALF + column), Floats);
+  return load_bytes<Byte>(fine + index * HALF + column);
 }
 
 // The codes of vector v of a run, minus the format's zero, of the columns from `column` on.
@@ -62,9 +67,7 @@ inline void unpack_block(const uint8_t* block, float* out, int64_t stride) {
   const uint8_t *minima = block + HALF * 2, *fine = block + (Format::HAS_MIN ? 2 : 1) * HALF * 2;
   for (int column = 0; column < HALF; column += FLOATS) {
     const uint8_t* codes = block + Format::HEAD_BYTES;
-    float zeros[FLOATS] = {};
-    for (int i = 0; Format::HAS_ZEROS && i < FLOATS; i++) zeros[i] = float(codes[column + i - HALF]);
-    const Floats zero = load_floats(zeros);
+    const Floats zero = Format::HAS_ZEROS ? load_bytes<uint8_t>(codes - HALF + column) : Floats{};
     const Floats block_scale = block_factors<Format>(block, column);
     const Floats block_minimum = Format::HAS_MIN ? block_factors<Format>(minima, column) : Floats{};
     for (int from = 0; from < Format::BLOCK_DEPTH; from += RUN, codes += Format::RUN_BYTES) {
