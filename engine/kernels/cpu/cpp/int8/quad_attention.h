@@ -224,11 +224,11 @@ struct QuadAttend {
     const int size = dim;
     const int8_t* q = w.q + first_row * dim;
     const int32_t* offset = w.offset + first_row;
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < 2; half += QUAD_HALVES) {
       by_rows<QUAD_ROWS>(num_rows, [=](auto rows, int first) {
-        QuadSums<rows, 1> sums;
+        QuadSums<rows, QUAD_HALVES> sums;
         sums.fill_columns(offset + first);
-        for (int d = 0; d < size; d += 4) sums.add(q + first * size + d, size, keys + (half * size + d) * 16);
+        for (int d = 0; d < size; d += 4) sums.add(q + first * size + d, size, keys + (half * size + d) * 16, size * 16);
         sums.store(to + first * stride + half * 16, stride);
       });
     }
@@ -426,13 +426,14 @@ struct QuadAttend {
   void weigh_vectors(const QuadWorkspace& w, int32_t (&to)[2][ROWS * 16], int first_row, int num_rows, int begin, int end,
                      int d) const {
     const int size = dim;
-    for (int part = 0; part < 2; part++) {
-      const uint8_t* weights = w.weights[part] + first_row * CHUNK;
+    for (int part = 0; part < 2; part += QUAD_HALVES) {
       by_rows<QUAD_ROWS>(num_rows, [=, &w, &to](auto rows, int first) {
-        QuadSums<rows, 1> sums{};
+        const int at = (first_row + first) * CHUNK;
+        QuadSums<rows, 1> sums[QUAD_HALVES]{};
         for (int token = begin; token < end; token += 4)
-          sums.add(weights + first * CHUNK + token, CHUNK, w.values + token * size + d * 4, 0);
-        sums.store(to[part] + first * 16, 16);
+          for (int i = 0; i < QUAD_HALVES; i++)
+            sums[i].add(w.weights[part + i] + at + token, CHUNK, w.values + token * size + d * 4, 0);
+        for (int i = 0; i < QUAD_HALVES; i++) sums[i].store(to[part + i] + first * 16, 16);
       });
     }
   }

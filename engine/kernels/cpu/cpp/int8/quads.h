@@ -159,7 +159,7 @@ __attribute__((always_inline)) inline Quads add_quads(Quads sums, Quads u, Quads
 #endif
 }
 
-// Sums of R rows for 16 H columns.
+// Sums of R rows for 16 H columns. Loops over sums are unrolled by pragmas: else g++ also keeps sums in memory.
 template <int R, int H>
 struct QuadSums {
   static constexpr int PARTS = 16 * H / REGISTER;
@@ -167,13 +167,17 @@ struct QuadSums {
 
   // All rows begin with the same sums: from[column].
   __attribute__((always_inline)) void fill_rows(const int32_t* from) {
+#pragma GCC unroll 12
     for (int i = 0; i < PARTS; i++)
+#pragma GCC unroll 12
       for (int r = 0; r < R; r++) sums[i][r] = load_as<Quads>(from + REGISTER * i);
   }
 
   // All columns begin with the same sums: from[row].
   __attribute__((always_inline)) void fill_columns(const int32_t* from) {
+#pragma GCC unroll 12
     for (int i = 0; i < PARTS; i++)
+#pragma GCC unroll 12
       for (int r = 0; r < R; r++) sums[i][r] = Quads{} + from[r];
   }
 
@@ -189,9 +193,10 @@ struct QuadSums {
   }
 
   // The same with signed rows; the signed columns become unsigned by adding 128.
-  __attribute__((always_inline)) void add(const int8_t* x, int64_t stride, const int8_t* columns) {
+  __attribute__((always_inline)) void add(const int8_t* x, int64_t stride, const int8_t* columns, int64_t next) {
     Quads lanes[PARTS];
-    for (int i = 0; i < PARTS; i++) lanes[i] = load_as<Quads>(columns + i * REGISTER * 4) ^ int32_t(0x80808080);
+    for (int i = 0; i < PARTS; i++)
+      lanes[i] = load_as<Quads>(columns + i * REGISTER / 16 * next + i * REGISTER % 16 * 4) ^ int32_t(0x80808080);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       const Quads quad = repeat_quad(x + r * stride);
@@ -199,8 +204,10 @@ struct QuadSums {
     }
   }
 
-  void store(int32_t* to, int64_t stride) const {
+  __attribute__((always_inline)) void store(int32_t* to, int64_t stride) const {
+#pragma GCC unroll 12
     for (int r = 0; r < R; r++)
+#pragma GCC unroll 12
       for (int i = 0; i < PARTS; i++) std::memcpy(to + r * stride + REGISTER * i, &sums[i][r], sizeof(Quads));
   }
 };
