@@ -70,7 +70,7 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
             raise ModelError(f"layer {index}: the parameter {name} is not supported")
     attention, mlp = layer.self_attn, layer.mlp
     if not attention.is_causal:
-        raise ModelError(f"layer {index}: attention with is_causal=False is not supported")
+        raise ModelError(f"layer {index}: attention with is_causal=False is not supported; encoders: EncoderEngine")
     has_head_norms = hasattr(attention, "q_norm")
     return LayerWeights(
         attention_norm=layer.input_layernorm.weight,

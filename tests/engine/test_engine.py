@@ -339,6 +339,10 @@ def test_a_budget_above_the_memory_is_refused(tiny_llama: Path) -> None:
     ("change", "reason"),
     [
         ({"model_type": "no such model"}, "config.json cannot be used"),
+        (
+            {"rope_parameters": {"rope_type": "spiral", "rope_theta": 10000.0}},
+            "config.json: rope_type 'spiral' is not one of default, dynamic, linear, ",
+        ),
         ({"model_type": "mamba"}, "architecture 'mamba' is not supported: .* keep a state in place of KV"),
         ({"model_type": "qwen3"}, r"its files lack 4 weights, model\.layers\.0\.self_attn\.k_norm\.weight first"),
     ],

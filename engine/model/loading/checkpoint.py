@@ -162,6 +162,15 @@ def is_plain(config: Mapping[str, Any]) -> bool:
     )
 
 
+def read_end_tokens(folder: Path) -> int | list[int] | None:
+    """`eos_token_id` of generation_config.json, None where it says none; `ModelError` unless it holds token ids."""
+    file = folder / "generation_config.json"
+    found = read_json(file).get("eos_token_id") if file.is_file() else None
+    if not all(type(token) is int for token in (found if isinstance(found, list) else [found]) if found is not None):
+        raise ModelError(f"{file}: eos_token_id must be a token id or a list of them, got {found!r}")
+    return found
+
+
 def find_eos_token_ids(language_model: Any) -> frozenset[int]:
     """Tokens that end an answer: the generation config's, else the config's."""
     eos = getattr(getattr(language_model, "generation_config", None), "eos_token_id", None)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import logging
 
@@ -33,11 +34,17 @@ def no_progress_bars() -> Iterator[None]:
 
 def read_config(folder: Path) -> transformers.PretrainedConfig:
     """A checkpoint's configuration. Raises `ModelError` if it cannot be read, or transformers does not know the
-    architecture."""
+    architecture or the rotary embedding."""
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # config classes raise errors of any kind
         raise ModelError(f"model {str(folder)!r}: config.json cannot be used: {error}") from error
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {each.get("rope_type") or "default" for each in (rope, *rope.values()) if isinstance(each, dict)}
+    if unknown := sorted(kinds - {"default", *ROPE_INIT_FUNCTIONS}):
+        known = ", ".join(sorted(ROPE_INIT_FUNCTIONS))
+        raise ModelError(f"model {str(folder)!r}: config.json: rope_type {unknown[0]!r} is not one of default, {known}")
+    return config
 
 
 def has_output_layer(folder: Path) -> bool:

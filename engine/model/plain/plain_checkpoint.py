@@ -13,7 +13,14 @@ from safetensors import safe_open
 from torch import nn
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers, is_plain, read_json, weight_files
+from engine.model.loading.checkpoint import (
+    GGUF_TENSORS,
+    check_layers,
+    is_plain,
+    read_end_tokens,
+    read_json,
+    weight_files,
+)
 from engine.model.plain.plain_model import PlainConfig, PlainModel
 
 _SIZES = (
@@ -94,9 +101,7 @@ def empty_model(config: PlainConfig, folder: Path, dtype: torch.dtype) -> PlainM
         model = PlainModel(config)
         for parameter in model.parameters():
             parameter.data = torch.empty(parameter.shape, dtype=dtype)
-    if (file := folder / "generation_config.json").is_file():
-        eos = read_json(file).get("eos_token_id")
-        model.generation_config.eos_token_id = config.eos_token_id if eos is None else eos
+    model.generation_config.eos_token_id = read_end_tokens(folder)
     return model.eval().requires_grad_(False)
 
 

@@ -31,7 +31,7 @@ class PlainConfig(SimpleNamespace):
 
 class PlainModel(nn.Module):
     """A decoder and its output layer, with the methods of transformers' models that the engine calls. ``eos_token_id``
-    of `generation_config` is from generation_config.json, else from config.json."""
+    of `generation_config` is from generation_config.json; None: config.json's ends answers."""
 
     base_model_prefix = "model"
 

@@ -94,6 +94,22 @@ def test_other_layers_than_config_json_says_are_refused(num_layers: int, tiny_ll
         Engine.load(stock, SETTINGS)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", r"generation_config\.json cannot be read: "),
+        ('{"eos_token_id": "</s>"}', "eos_token_id must be a token id or a list of them, got '</s>'"),
+        ('{"eos_token_id": [2, "3"]}', r"eos_token_id must be a token id or a list of them, got \[2, '3'\]"),
+    ],
+)
+def test_an_unusable_generation_config_is_refused(text: str, why: str, tiny_llama: Path, tmp_path: Path) -> None:
+    folder = copy_with(tiny_llama, tmp_path / "model")
+    (folder / "generation_config.json").write_text(text)
+    for check in (lambda: check_weights(SETTINGS, folder), lambda: Engine.load(folder, SETTINGS)):
+        with pytest.raises(ModelError, match=why):
+            check()
+
+
 def test_layers_that_predict_further_tokens_are_left_out(tiny_llama: Path, tmp_path: Path) -> None:
     """As GLM 4.5's last one."""
     folder = copy_with(tiny_llama, tmp_path / "model", num_hidden_layers=1, num_nextn_predict_layers=1)

@@ -73,13 +73,6 @@ def test_files_in_another_form_beside_it_are_not_read(copied: Callable[[str], Pa
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_damaged_generation_config_is_named(copied: Callable[[str], Path]) -> None:
-    folder = copied("llama")
-    (folder / "generation_config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"generation_config\.json cannot be read: "):
-        load(folder)
-
-
 @pytest.mark.parametrize("is_base", [False, True])
 def test_a_checkpoint_without_an_output_layer(is_base: bool, copied: Callable[[str], Path]) -> None:
     folder = copied("mistral")
