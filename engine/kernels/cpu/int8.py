@@ -21,7 +21,6 @@ from engine.kernels.cpu.int8_weights import (
     LayerPacker,
     PackedInt8,
     columns_in_pieces,
-    spread,
 )
 from engine.kernels.cpu.layer_structures import LAYER_SIZES, NORMS, PRODUCTS, PackedLayer
 from engine.kernels.cpu.native_build import declare, load_library
@@ -43,6 +42,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "quantize_int8": [*[POINTER] * 3, *[I64] * 2],
     "round_columns_int8": [*[POINTER] * 5, *[I64] * 2, INT],
     "spread_columns_int8": [POINTER, *[I64] * 3],
+    "take_columns_int8": [*[POINTER] * 3, *[I64] * 2],
     "project_int8": [*[POINTER] * 4, *[I64] * 3],
     "largest_column_int8": [*[POINTER] * 5, *[I64] * 3],
     "draw_tokens": DRAW_TOKENS,
@@ -193,9 +193,12 @@ class Int8OutputLayer:
 
     def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
         """bfloat16 ``[..., hidden]``."""
-        columns, scales = self._packed.columns(token_ids.flatten())
-        embeddings = spread(self._library, (columns.float() * scales.unsqueeze(1)).T).T
-        return embeddings.bfloat16().contiguous().view(*token_ids.shape, -1)
+        ids = token_ids.contiguous()
+        out = torch.empty(*ids.shape, self._packed.depth, dtype=torch.bfloat16)
+        self._library.take_columns_int8(
+            ctypes.byref(self._addresses), ids.data_ptr(), out.data_ptr(), ids.numel(), self._packed.depth
+        )
+        return out
 
     def _quantize(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows as unsigned bytes, padded for the kernels, and their scales."""

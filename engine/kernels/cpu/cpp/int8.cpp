@@ -65,6 +65,26 @@ extern "C" void spread_columns_int8(float* columns, int64_t depth, int64_t num_c
   spread_columns(columns, depth, num_columns, group);
 }
 
+// out: [num_ids, depth]: the columns `ids` of the weights, which have been through `spread`.
+extern "C" void take_columns_int8(const QuadWeights* weights, const int64_t* ids, bf16* out, int64_t num_ids,
+                                  int64_t depth) {
+  const int64_t panel_bytes = PANEL * padded_depth(depth);
+#pragma omp parallel for
+  for (int64_t first = 0; first < num_ids; first += 16) {
+    const int64_t count = std::min<int64_t>(16, num_ids - first);
+    std::vector<float> columns(depth * 16);
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t id = ids[first + i];
+      const int8_t* from = weights->panels + id / PANEL * panel_bytes + id % PANEL * 4;
+      for (int64_t k = 0; k < depth; k++)
+        columns[k * 16 + i] = float(from[k / 4 * 4 * PANEL + k % 4]) * weights->scales[id];
+    }
+    spread_columns(columns.data(), depth, 16, depth & -depth);
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t k = 0; k < depth; k++) store(out[(first + i) * depth + k], columns[k * 16 + i]);
+  }
+}
+
 // out: float [num_rows, num_columns]; columns are a multiple of 32.
 extern "C" void project_int8(const uint8_t* bytes, float* row_scales, const QuadWeights* weights, float* out,
                              int64_t num_rows, int64_t num_columns, int64_t depth) {
