@@ -292,7 +292,9 @@ struct QuadAttend {
       Bits rounded[2];
       for (int half = 0; half < 2; half++) {
         const int at = j + 16 * half;
-        const Lanes weight = exp2_lanes(fused(load_lanes(scores + at), factor, top));
+        const Lanes weight = by_registers(
+            [](Floats score, Floats factor, Floats top) { return exp2_floats(fused_floats(score, factor, top)); },
+            load_lanes(scores + at), factor, top);
         sums += weight;
         const Lanes scaled = load_lanes(w.value_scales + at) * inverse;
         rounded[half] = Bits(fused(weight, scaled, Lanes{} + 8388608.0f));  // 2^23: low bits are whole

@@ -99,12 +99,12 @@ inline Lanes scaled(const int32_t* sums, const QuadWeights& weights, int64_t col
   return weights.bias ? x + load_lanes(weights.bias + column) : x;
 }
 
-inline Lanes silu(Lanes x) {
-  const Lanes e = exp2_lanes(magnitude(x) * -LOG2E), sum = e + 1.0f;  // exp(-|x|)
+inline Floats silu_floats(Floats x) {
+  const Floats one = Floats{} + 1.0f, e = exp2_floats((x < 0 ? x : -x) * LOG2E), sum = e + one;  // exp(-|x|)
   // 1 / sum by Newton's method, relative error about 1e-5: a division would take longer than all other operations here.
-  Lanes inverse = fused(sum, Lanes{} - 8.0f / 17.0f, Lanes{} + 24.0f / 17.0f);
-  for (int i = 0; i < 2; i++) inverse = fused(inverse, fused(-sum, inverse, Lanes{} + 1.0f), inverse);
-  return x * (x < 0 ? e : Lanes{} + 1.0f) * inverse;
+  Floats inverse = fused_floats(sum, Floats{} - 8.0f / 17.0f, Floats{} + 24.0f / 17.0f);
+  for (int i = 0; i < 2; i++) inverse = fused_floats(inverse, fused_floats(-sum, inverse, one), inverse);
+  return x * (x < 0 ? e : one) * inverse;
 }
 
 // Finishes a row of sums for one panel, see pair_product.h. T: type of the output.
@@ -123,7 +123,7 @@ struct QuadsToOutput {
     const int64_t column = panel * PANEL;
     Lanes low = scaled(sums, weights, column, row_scales[row]);
     Lanes high = scaled(sums + 16, weights, column + 16, row_scales[row]);
-    if (is_gated) return store_lanes(out + row * num_columns + column / 2, silu(low) * high);
+    if (is_gated) return store_lanes(out + row * num_columns + column / 2, by_registers(silu_floats, low) * high);
     T* to = out + row * num_columns + column;
     if (residual) {
       const bf16* from = residual + row * num_columns + column;

@@ -57,13 +57,26 @@ inline void store_low_bytes(const Bits (&bits)[2], uint8_t* second, uint8_t* fir
 }
 
 inline Lanes to_lanes(Ints ints) { return __builtin_convertvector(ints, Lanes); }
-inline Lanes larger(Lanes a, Lanes b) {
+
+// f of 16 lanes, register by register: g++ compares wider vectors lane by lane, and keeps them in memory.
+template <typename F, typename... Operands>
+__attribute__((always_inline)) inline Lanes by_registers(F f, Operands... lanes) {
+  Lanes results;
+  for (int i = 0; i < 16; i += FLOATS) {
+    const Floats part = f(load_floats(reinterpret_cast<const float*>(&lanes) + i)...);
+    std::memcpy(reinterpret_cast<float*>(&results) + i, &part, sizeof part);
+  }
+  return results;
+}
+
+inline Floats larger_floats(Floats a, Floats b) {
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
-  return Lanes(_mm512_max_ps(__m512(a), __m512(b)));
+  return Floats(_mm512_max_ps(__m512(a), __m512(b)));
 #else
   return a > b ? a : b;
 #endif
 }
+inline Lanes larger(Lanes a, Lanes b) { return by_registers(larger_floats, a, b); }
 inline Lanes magnitude(Lanes a) { return Lanes(Bits(a) & 0x7fffffff); }
 
 inline float largest_lane(Lanes lanes) {
@@ -90,39 +103,44 @@ inline float sum_lanes(Lanes lanes) {
 }
 
 // a b + c, rounded once.
-inline Lanes fused(Lanes a, Lanes b, Lanes c) {
+inline Floats fused_floats(Floats a, Floats b, Floats c) {
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
-  return Lanes(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+  return Floats(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+#elif !defined(NO_VECTORS) && defined(__AVX2__) && defined(__FMA__)
+  return Floats(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+#elif !defined(NO_VECTORS) && defined(__ARM_FEATURE_DOTPROD)
+  return Floats(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b)));
 #else
-  float x[16], y[16], z[16];
-  store_lanes(x, a), store_lanes(y, b), store_lanes(z, c);
-  for (int i = 0; i < 16; i++) z[i] = __builtin_fmaf(x[i], y[i], z[i]);
-  return load_lanes(z);
+  for (int i = 0; i < FLOATS; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
 #endif
 }
+inline Lanes fused(Lanes a, Lanes b, Lanes c) { return by_registers(fused_floats, a, b, c); }
 
 // 2^x for x <= 0, relative error about 4e-6; 2^-126 for x < -126.
-inline Lanes exp2_lanes(Lanes x) {
-  x = larger(x, Lanes{} - 126.0f);
+inline Floats exp2_floats(Floats x) {
+  x = larger_floats(x, Floats{} - 126.0f);
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
-  const Lanes floor = Lanes(_mm512_roundscale_ps(__m512(x), _MM_FROUND_TO_NEG_INF));
+  const Floats floor = Floats(_mm512_roundscale_ps(__m512(x), _MM_FROUND_TO_NEG_INF));
 #else
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-  const Lanes nearest = (x + shift) - shift;
-  const Lanes floor = nearest > x ? nearest - 1.0f : nearest;
+  const Floats nearest = (x + shift) - shift;
+  const Floats floor = nearest > x ? nearest - 1.0f : nearest;
 #endif
-  const Lanes f = x - floor;
-  Lanes p = Lanes{} + 1.3534167e-2f;
-  p = fused(p, f, Lanes{} + 5.2011464e-2f);
-  p = fused(p, f, Lanes{} + 2.41442757e-1f);
-  p = fused(p, f, Lanes{} + 6.93003834e-1f);
-  p = fused(p, f, Lanes{} + 1.000002593f);
+  const Floats f = x - floor;
+  Floats p = Floats{} + 1.3534167e-2f;
+  p = fused_floats(p, f, Floats{} + 5.2011464e-2f);
+  p = fused_floats(p, f, Floats{} + 2.41442757e-1f);
+  p = fused_floats(p, f, Floats{} + 6.93003834e-1f);
+  p = fused_floats(p, f, Floats{} + 1.000002593f);
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
-  return Lanes(_mm512_scalef_ps(__m512(p), __m512(floor)));  // p 2^floor
+  return Floats(_mm512_scalef_ps(__m512(p), __m512(floor)));  // p 2^floor
 #else
-  return p * Lanes((__builtin_convertvector(floor, Ints) + 127) << 23);
+  typedef int32_t Wholes __attribute__((vector_size(FLOATS * 4)));
+  return p * Floats((__builtin_convertvector(floor, Wholes) + 127) << 23);
 #endif
 }
+inline Lanes exp2_lanes(Lanes x) { return by_registers(exp2_floats, x); }
 
 // A register of sums, or of quads of bytes. QUAD_ROWS by QUAD_HALVES vectors of 16 sums fit the registers.
 #if !defined(NO_VECTORS) && defined(__AVX512VNNI__)
