@@ -18,13 +18,13 @@ from flows.quality.text_page import make_table
 from flows.settings import find_attachments
 from tasks.database.connection import connect
 from tasks.layouts.advice import LayoutAdvice, advise_layouts, explain_failure
-from tasks.layouts.side import LayoutJob
 from tasks.nights.graph import plan_waves
+from tasks.runs.source import Source
 from tasks.tokenize import read_max_model_len
 from tasks.workloads.workload import Workload, load_workload
 
 
-def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Workload]]]:
+def list_jobs(options: argparse.Namespace) -> Iterator[tuple[Source, list[Workload]]]:
     """The workloads that are planned together: each wave of a night file, or the one workload. Raises `BatchloomError`
     if a file, the database or the model cannot be used."""
     if not _is_night(options.workload):
@@ -32,15 +32,15 @@ def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Wor
         if options.database is None or options.model is None:
             raise ConfigError("a workload needs --database and --model; a night file names them itself")
         attach = find_attachments(tuple(options.attach))
-        yield _make_job(options.database, options.model, EngineConfig(), "exact", attach), [workload]
+        yield _find_source(options.database, options.model, EngineConfig(), "exact", attach), [workload]
         return
     if options.database is not None or options.model is not None or options.attach:
         raise ConfigError("a night file names its database, models and attachments itself")
     plan = load_night(Path(options.workload))
     for wave in plan_waves(plan.steps):
         model, engine = plan.models[wave.model]
-        job = _make_job(plan.database, model, engine.to_config(), plan.tables.planning.method, plan.attach)
-        yield job, [plan.workloads[name] for name in wave.steps]
+        source = _find_source(plan.database, model, engine.to_config(), plan.tables.planning.method, plan.attach)
+        yield source, [plan.workloads[name] for name in wave.steps]
 
 
 def _is_night(name: str) -> bool:
@@ -51,16 +51,17 @@ def _is_night(name: str) -> bool:
     return not keys.keys().isdisjoint(("database", "models", "workload"))
 
 
-def _make_job(
+def _find_source(
     database: Path, model: str, engine: EngineConfig, method: PlanMethod, attach: Mapping[str, str]
-) -> LayoutJob:
+) -> Source:
     from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
 
     with connect(database, read_only=True):
         pass  # a wrong path fails here
     checkpoint = resolve_checkpoint(model)
-    return LayoutJob(
+    return Source(
         database=database,
+        model=model,
         checkpoint=checkpoint,
         model_digest=checkpoint_digest(checkpoint),
         max_model_len=read_max_model_len(checkpoint, "auto"),
@@ -109,9 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = []
-        for job, workloads in list_jobs(options):
+        for source, workloads in list_jobs(options):
             try:
-                found.append(advise_layouts(job, [each.bind(job.checkpoint) for each in workloads]))
+                found.append(advise_layouts(source, [each.bind(source.checkpoint) for each in workloads]))
             except BatchloomError as error:
                 if not _is_night(options.workload):
                     raise

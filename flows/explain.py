@@ -18,16 +18,17 @@ from engine.errors import ArtifactError, ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.command.run_flow import prepare_console, run_flow
 from flows.explain_page import publish_forecast
-from flows.layouts import settle
 from flows.prediction import read_and_plan
 from flows.settings import Attachments, EngineSettings, PlanSettings, find_attachments
-from flows.workload_run import Source
+from flows.workload_run import find_source
 from tasks.database.connection import connect
 from tasks.explain import ExplainJob
 from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
 from tasks.forecast.hardware import choose_hardware
+from tasks.layouts.settle import settle_layouts
 from tasks.runs.run import Run, make_runs_folder
+from tasks.runs.source import Source
 from tasks.storage.artifact import prune_cache
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload, load_workload
@@ -95,7 +96,7 @@ def explain(
         num_engines=team.num_engines,
         method=planning.method,
     )
-    source = Source.find(database, model, team.engine, planning, full, find_attachments(attach))
+    source = find_source(database, model, team.engine, planning, full, find_attachments(attach))
     chosen = [load_workload(name).with_adapter(adapter).bind(checkpoint) for name in workloads]
     forecasts = [explain_workload(source, workload, job) for workload in chosen]
     for forecast in forecasts:
@@ -110,7 +111,7 @@ def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> For
         source, job: the database and the model's files, and what the forecasts of all workloads have in common.
     """
     with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
-        (workload,) = settle(source, [workload], is_kept=False)
+        (workload,) = settle_layouts(source, [workload], is_kept=False)
         run = Run.begin(source.database, workload, source.model, source.model_digest, {}, Path(folder))
         found, plan = read_and_plan(source, workload, run)
         if plan is not None:

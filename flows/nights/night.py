@@ -19,7 +19,7 @@ from flows.nights.night_file import NightPlan, load_night
 from flows.nights.together import answer_together
 from flows.report import recover
 from flows.workers import Workers
-from flows.workload_run import Night, Source, answer_workload
+from flows.workload_run import Night, answer_workload, find_source
 from tasks.cascades.certificate import certify
 from tasks.cascades.row_choice import RowChoice
 from tasks.database.connection import connect
@@ -30,6 +30,7 @@ from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.publish import publish_night
 from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
 from tasks.runs.run_summary import RunSummary, show_summaries
+from tasks.runs.source import Source
 from tasks.storage.artifact import prune_cache
 from tasks.workloads.workload import Workload
 
@@ -112,7 +113,7 @@ class NightRun:
         self._plan = plan
         self._deadline = deadline
         self._sources = {
-            name: Source.find(plan.database, model, settings.to_config(), plan.tables.planning, full, plan.attach)
+            name: find_source(plan.database, model, settings.to_config(), plan.tables.planning, full, plan.attach)
             for name, (model, settings) in plan.models.items()
         }
         self._nights: dict[str, Night] = {}

@@ -18,7 +18,7 @@ from flows.quality.comparison_page import render_comparison
 from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
-from flows.workload_run import Night, Source, begin_run, infer_rows
+from flows.workload_run import Night, begin_run, find_source, infer_rows
 from tasks.answers.pair import PairedAnswers
 from tasks.comparison.difference import PromptDiff, check_gold, compare_with_gold, measure_agreement
 from tasks.comparison.paired_rows import pair_prompts, pair_workloads, read_pairs
@@ -80,7 +80,7 @@ def compare(
         protect_result_storage()
         prune_cache(database)
         config = engine.to_config()
-        source = Source.find(database, model, config, planning, True, find_attachments(attach))
+        source = find_source(database, model, config, planning, True, find_attachments(attach))
         machines.check_host(config, source.checkpoint)
         workers = Workers(machines)
         night = Night(source=source, engine=config, failures=failures, machines=machines, workers=workers)
@@ -121,8 +121,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         chosen = choose_rows(found.requests, whole.artifacts["tokens"], plan, run.folder, num_rows, second).requests
         limit = source.max_model_len
         tokens = pair_prompts((first, second), requests, chosen, Path(run.folder), source.checkpoint, limit)
-        planning = source.planning
-        how = (planning.method, planning.partition_tokens, both.kind.max_answer_tokens, source.block_size)
+        how = (source.method, source.partition_tokens, both.kind.max_answer_tokens, source.block_size)
         plans = {side: write_plan(of_side, folder / f"{side}.parquet", *how) for side, of_side in tokens.items()}
         num_computed = {side: read_plan_summary(each).sharing.num_processed_tokens for side, each in plans.items()}
         infer_rows(night, both, run, plans["both"])
