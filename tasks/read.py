@@ -14,7 +14,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from sql import statement
-from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, restrict_sql
+from tasks.database.connection import MEMORY_LIMIT, connect, execute, fill_identifiers, restrict_sql
 from tasks.database.schema import check_requests, check_schema, list_relations
 from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
 from tasks.storage.batches import sort_batches
@@ -84,7 +84,7 @@ def read_requests(
     """
     counts = {"num_already_done": 0, "num_errors": 0}
     with connect(database, read_only=True, memory_limit=MEMORY_LIMIT) as connection:
-        connection.execute(statement("settings/set_joins_as_written"))
+        execute(connection, "settings/set_joins_as_written")
         restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
         check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
@@ -107,7 +107,7 @@ def _select_rows(
     digests = list(workload.kind.question_digests.values())
     newest = f"read/newest_{'decisions' if digests else 'answers'}" if has_answers else NO_ANSWERS
     for name in ("read/macro_bytes_of", "read/macro_problem_of", "read/row_layouts", newest):
-        connection.execute(fill_identifiers(statement(name), table=table, keys=workload.key))
+        execute(connection, name, table=table, keys=workload.key)
     if workload.row_layouts is not None:
         workload.row_layouts.prepare(connection, workload)
     parameters: Mapping[str, Any] = {
@@ -195,8 +195,7 @@ def read_answer_length(database: str | Path, workload: Workload) -> AnswerLength
     if workload.kind.is_decoded:
         with connect(database, read_only=True) as connection:
             if table.lower() in list_relations(connection):
-                query = fill_identifiers(statement("read/mean_answer_tokens"), table=table)
-                (mean, num_answers), *_ = connection.execute(query).fetchall()
+                (mean, num_answers), *_ = execute(connection, "read/mean_answer_tokens", table=table).fetchall()
                 if num_answers:
                     return AnswerLength(num_tokens=min(max(1, round(mean)), most), num_earlier_answers=num_answers)
     return AnswerLength(num_tokens=most)

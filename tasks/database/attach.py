@@ -8,7 +8,7 @@ import duckdb
 
 from engine.errors import ConfigError, DatabaseError
 from sql import statement
-from tasks.database.connection import fill_identifiers
+from tasks.database.connection import execute, fill_identifiers
 from tasks.database.messages import explain
 from tasks.database.schema import list_request_columns
 from tasks.workloads.workload import Workload
@@ -46,7 +46,7 @@ def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str])
     ``name.<file without suffix>``, and SQL may read any file below the folder by path. Raises `DatabaseError` if
     a file is no database, or DuckDB lacks the extension that reads it.
     """
-    connection.execute(statement("settings/forbid_install"))
+    execute(connection, "settings/forbid_install")
     for name, path in attach.items():
         try:
             if Path(path).is_dir():
@@ -61,12 +61,11 @@ def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str])
 def _attach_file(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
     with path.open("rb") as file:
         is_sqlite = file.read(len(SQLITE_HEADER)) == SQLITE_HEADER
-    text = statement("attach/sqlite_file" if is_sqlite else "attach/duckdb_file")
-    connection.execute(fill_identifiers(text, name=name), {"path": str(path)})
+    execute(connection, f"attach/{'sqlite' if is_sqlite else 'duckdb'}_file", {"path": str(path)}, name=name)
 
 
 def _attach_folder(connection: duckdb.DuckDBPyConnection, name: str, folder: Path) -> None:
-    connection.execute(fill_identifiers(statement("attach/folder"), name=name))
+    execute(connection, "attach/folder", name=name)
     for path in sorted(folder.iterdir()):
         suffix = path.suffix.lower()
         if suffix in EXTENSIONS:

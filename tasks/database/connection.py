@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -50,6 +51,24 @@ def fill_identifiers(sql: str, **names: str | Sequence[str] | Mapping[str, str])
     return re.sub(r"\{(\w+)((?: \w+)?)\}", quoted, without_header)
 
 
+def execute(
+    connection: duckdb.DuckDBPyConnection,
+    name: str,
+    parameters: Mapping[str, Any] | None = None,
+    /,
+    **identifiers: str | Sequence[str] | Mapping[str, str],
+) -> duckdb.DuckDBPyConnection:
+    """Run ``sql/<name>.sql`` with bound parameters and filled identifiers, see `fill_identifiers`."""
+    text = statement(name)
+    return connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)
+
+
+def fetch_rows(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    """The rows of a result, each as column to value."""
+    names = [column[0] for column in result.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
 @contextmanager
 def connect(
     path: str | Path,
@@ -73,12 +92,12 @@ def connect(
     """
     connection = _open(Path(path), read_only=read_only, create=create, lock_timeout_seconds=lock_timeout_seconds)
     try:
-        if connection.execute(statement("settings/database_file")).fetchone() == (None,):  # of a CSV file, for example
+        if execute(connection, "settings/database_file").fetchone() == (None,):  # of a CSV file, for example
             raise DatabaseError(NO_DATABASE.format(path))
         for name in ("set_time_zone", "set_arrow_buffers", "set_progress_bar"):
-            connection.execute(statement(f"settings/{name}"))
+            execute(connection, f"settings/{name}")
         if memory_limit is not None:
-            connection.execute(statement("settings/set_memory_limit"), {"memory_limit": memory_limit})
+            execute(connection, "settings/set_memory_limit", {"memory_limit": memory_limit})
         yield connection
     except duckdb.Error as error:
         raise DatabaseError(f"{path}: {explain(error)}{describe_full_disk(path, error)}") from error
@@ -122,7 +141,7 @@ def restrict_sql(
             restricted to other folders.
     """
     allowed = [f"{path}/" for path in (*map(str, folders), *attach.values()) if not Path(path).is_file()]
-    (has_access, reachable), *_ = connection.execute(statement("settings/external_access")).fetchall()
+    (has_access, reachable), *_ = execute(connection, "settings/external_access").fetchall()
     if not has_access:
         if not set(allowed) <= set(reachable):
             raise DatabaseError(
@@ -134,11 +153,11 @@ def restrict_sql(
 
         attach_all(connection, attach)
     if temp_directory is not None:
-        connection.execute(statement("settings/set_temp_directory"), {"folder": str(temp_directory)})
-    connection.execute(statement("settings/set_allowed_directories"), {"folders": allowed})
-    connection.execute(statement("settings/set_allowed_paths"), {"paths": list(paths)})
+        execute(connection, "settings/set_temp_directory", {"folder": str(temp_directory)})
+    execute(connection, "settings/set_allowed_directories", {"folders": allowed})
+    execute(connection, "settings/set_allowed_paths", {"paths": list(paths)})
     for name in ("close_external_access", "set_allowed_configs", "lock_configuration"):
-        connection.execute(statement(f"settings/{name}"))
+        execute(connection, f"settings/{name}")
 
 
 def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: float) -> duckdb.DuckDBPyConnection:

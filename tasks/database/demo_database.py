@@ -11,8 +11,7 @@ from pydoc_data.topics import topics
 import duckdb
 
 from engine.errors import ConfigError
-from sql import statement
-from tasks.database.connection import connect
+from tasks.database.connection import connect, execute
 from tasks.database.schema import create_schema
 
 MIN_DOCUMENTS = 30
@@ -106,7 +105,7 @@ def add_gold_rows(connection: duckdb.DuckDBPyConnection, contents: DemoContents)
     bodies = {name: contents.documents[name].body for name in contents.kinds}
     rows = [(name, kind, "\n\n " in f"\n\n{bodies[name]}") for name, kind in contents.kinds.items()]
     _insert_rows(connection, "demo/gold_facts", ("doc_ids", "kinds", "have_code"), rows)
-    connection.execute(statement("demo/gold_facets"))
+    execute(connection, "demo/gold_facets")
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, contents: DemoContents) -> None:
@@ -132,9 +131,8 @@ def _insert_rows(
     connection: duckdb.DuckDBPyConnection, name: str, columns: Sequence[str], rows: Sequence[tuple[object, ...]]
 ) -> None:
     """Run the named statement once; each of its parameters is a whole column."""
-    connection.execute(
-        statement(name), {column: list(values) for column, values in zip(columns, zip(*rows, strict=True), strict=True)}
-    )
+    values = map(list, zip(*rows, strict=True))
+    execute(connection, name, dict(zip(columns, values, strict=True)))
 
 
 def read_reference_topic(name: str) -> ReferenceTopic | None:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from engine.errors import ArtifactError
 from sql import statement
-from tasks.database.connection import fill_identifiers
+from tasks.database.connection import execute, fill_identifiers
 from tasks.database.messages import explain
 from tasks.storage.batches import BATCH_ROWS
 from tasks.storage.spill_file import SpillFile
@@ -47,10 +47,10 @@ def sort_on_disk(
         first = (begun.pop() for _ in range(len(begun)))
         arriving = _count_rows(map(rows.narrow, chain(first, batches)), failures)
         try:
-            connection.execute(statement("settings/set_arrow_buffers"))
-            connection.execute(statement("settings/set_progress_bar"))
-            connection.execute(statement("settings/set_memory_limit"), {"memory_limit": MEMORY_LIMIT})
-            connection.execute(statement("settings/set_temp_directory"), {"folder": str(folder)})
+            execute(connection, "settings/set_arrow_buffers")
+            execute(connection, "settings/set_progress_bar")
+            execute(connection, "settings/set_memory_limit", {"memory_limit": MEMORY_LIMIT})
+            execute(connection, "settings/set_temp_directory", {"folder": str(folder)})
             connection.register("arriving", pa.RecordBatchReader.from_batches(schema, arriving))
             ordered = connection.sql(fill_identifiers(statement("storage/sort_rows"), by=by)).to_arrow_reader(
                 BATCH_ROWS
