@@ -143,15 +143,7 @@ def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run
 def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
     """The rows to answer, as requests. See `tasks.read.read_requests`."""
     with run.measure("read"):
-        found = read(
-            str(source.database),
-            workload,
-            source.model_digest,
-            run.folder,
-            full=source.full,
-            attach=source.attach,
-            choice=source.choices.get(workload.name),
-        )
+        found = read(source, workload, run.folder)
     run.note({"requests": found.requests}, num_already_done=found.num_already_done)
     if found.num_selected:
         LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")
@@ -160,9 +152,8 @@ def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
 
 def tokenize_rows(source: Source, workload: Workload, run: Run, requests: ArtifactRef) -> ArtifactRef:
     """The requests' prompts as token ids. See `tasks.tokenize.write_tokens`."""
-    database, checkpoint = str(source.database), str(source.checkpoint)
     with run.measure("tokenize"):
-        tokens = tokenize(database, requests, workload, checkpoint, source.model_digest, source.max_model_len)
+        tokens = tokenize(source, requests, workload)
     run.note({"tokens": tokens})
     return tokens
 
@@ -170,15 +161,7 @@ def tokenize_rows(source: Source, workload: Workload, run: Run, requests: Artifa
 def plan_rows(source: Source, workload: Workload, run: Run, tokens: ArtifactRef) -> ArtifactRef:
     """The prompts grouped by shared prefix and cut into partitions. See `tasks.plan_prefix.write_plan`."""
     with run.measure("plan"):
-        plan = plan_prefix(
-            str(source.database),
-            tokens,
-            source.method,
-            source.partition_tokens,
-            workload.kind.max_answer_tokens,
-            source.block_size,
-            source.is_cheapest_first,
-        )
+        plan = plan_prefix(source, tokens, workload.kind.max_answer_tokens)
     run.note({"plan": plan})
     return plan
 

@@ -16,6 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from sql import statement
 from tasks.database.connection import MEMORY_LIMIT, connect, execute, fill_identifiers, restrict_sql
 from tasks.database.schema import check_requests, check_schema, list_relations
+from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
 from tasks.storage.batches import sort_batches
 from tasks.storage.schemas import NUMBERS
@@ -171,8 +172,18 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, texts: Sequ
         yield pa.record_batch([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
-read = task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)(read_requests)
-"""`read_requests` as a task. No retries: it waits for a lock itself, and other errors would occur again."""
+@task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def read(source: Source, workload: Workload, folder: str | Path) -> ReadResult:
+    """See `read_requests`. There are no retries: it waits for a lock itself, and other errors would occur again."""
+    return read_requests(
+        source.database,
+        workload,
+        source.model_digest,
+        folder,
+        full=source.full,
+        attach=source.attach,
+        choice=source.choices.get(workload.name),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,12 +85,10 @@ def _answer(night: Night, runs: Sequence[WorkloadRun]) -> dict[str, int | Except
 
 def _plan_together(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef]) -> ArtifactRef:
     """The plan of all prompts. Each run notes it, and how many prompt tokens it shares with each other run."""
-    source, database = night.source, str(night.source.database)
     num_answer_tokens = round(_average([workload.kind.max_answer_tokens for workload, _ in runs], tokens))
-    given = (source.partition_tokens, num_answer_tokens, source.block_size, source.is_cheapest_first)
     with measure_all([run for _, run in runs], "plan"):
-        joint = join_tokens(database, tokens)
-        plan = plan_prefix(database, joint, source.method, *given)
+        joint = join_tokens(str(night.source.database), tokens)
+        plan = plan_prefix(night.source, joint, num_answer_tokens)
         shared = count_shared(joint, find_first_row_ids(tokens), runs[0][1].folder)
     sharing = read_plan_summary(plan).sharing
     names = [workload.name for workload, _ in runs]

@@ -115,9 +115,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         if plan is None:
             return PromptDiff(names=names)
         run, asked = begin_run(night, both, folder), begin_run(night, first, folder)
-        requests = read(
-            str(source.database), first, source.model_digest, asked.folder, full=True, attach=dict(source.attach)
-        ).requests
+        requests = read(source, first, asked.folder).requests
         chosen = choose_rows(found.requests, whole.artifacts["tokens"], plan, run.folder, num_rows, second).requests
         limit = source.max_model_len
         tokens = pair_prompts((first, second), requests, chosen, Path(run.folder), source.checkpoint, limit)

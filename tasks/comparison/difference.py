@@ -121,7 +121,7 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
         for table in (whole.output.table, f"latest_{whole.output.table}"):
             execute(memory, "compare/create_side", table=table, keys=whole.key, answers=shared)
         for side, name in enumerate(SIDES):
-            _insert_side(memory, whole.output.table, whole, side, shared, answered, name)
+            _insert_side(memory, whole.output.table, side, shared, answered, name)
         comparison = Comparison(memory, whole, "agreement")
         comparison.create_tables()
         comparison.take_answers(SIDES[1])
@@ -133,7 +133,7 @@ def _fill_side(memory: duckdb.DuckDBPyConnection, side: int, workload: Workload,
     """Create a table of one workload's answers."""
     types, table = _written_types(workload), f"latest_{workload.output.table}"
     execute(memory, "compare/create_side", table=table, keys=workload.key, answers=types)
-    _insert_side(memory, table, workload, side, types, rows, "sample")
+    _insert_side(memory, table, side, types, rows, "sample")
 
 
 def _written_types(workload: Workload) -> dict[str, str]:
@@ -145,20 +145,24 @@ def _written_types(workload: Workload) -> dict[str, str]:
 def _insert_side(
     memory: duckdb.DuckDBPyConnection,
     table: str,
-    workload: Workload,
     side: int,
     types: Mapping[str, str],
     rows: Sequence[PairedRow],
     run_id: str,
 ) -> None:
     now = datetime.now(UTC)
-    columns = [*workload.key, *types, "status", "error", "run_id", "created_at", "content_key"]
     for row in rows:
-        status = "ok" if row.errors[side] is None else "error"
-        values = [*row.key.values(), *(_bind(row.answers[side].get(name), type_) for name, type_ in types.items())]
-        fields = [*values, status, row.errors[side], run_id, now, ""]
-        named = {f"f{number}": value for number, value in enumerate(fields)}
-        execute(memory, "compare/insert_side", {"values": named}, table=table, columns=columns)
+        given = row.answers[side]
+        answer = {
+            **row.key,
+            **{name: _bind(given.get(name), type_) for name, type_ in types.items()},
+            "status": "ok" if row.errors[side] is None else "error",
+            "error": row.errors[side],
+            "run_id": run_id,
+            "created_at": now,
+            "content_key": "",
+        }
+        execute(memory, "write/insert_rows", {"rows": [answer]}, table=table)
 
 
 def _bind(value: Any, type_: str) -> Any:

@@ -58,7 +58,7 @@ def execute(
     /,
     **identifiers: str | Sequence[str] | Mapping[str, str],
 ) -> duckdb.DuckDBPyConnection:
-    """Run ``sql/<name>.sql`` with bound parameters and filled identifiers, see `fill_identifiers`."""
+    """Run ``sql/<name>.sql`` with bound parameters. See `fill_identifiers` for identifiers."""
     text = statement(name)
     return connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)
 

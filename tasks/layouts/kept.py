@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -88,8 +89,9 @@ def keep_choices(database: str | Path, choices: Sequence[Choice], counts: Mappin
         for workload, order, rows in choices:
             key = {"workload": workload.name, "template_digest": _digest(workload)}
             execute(connection, "layouts/delete_layout", {"workload": workload.name})
-            row = {"part_order": list(order), "template": arrange_workload(workload, order).prompt.template, **counts}
-            execute(connection, "layouts/insert_layout", key | row)
+            template = arrange_workload(workload, order).prompt.template
+            row = {**key, "part_order": order, "template": template, **counts, "chosen_at": datetime.now(UTC)}
+            execute(connection, "write/insert_rows", {"rows": [row]}, table=TABLE)
             connection.register("chosen_rows", rows)
             execute(connection, "layouts/delete_row_layouts", key)
             execute(connection, "layouts/insert_row_layouts", key)

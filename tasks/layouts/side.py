@@ -14,7 +14,7 @@ from tasks.layouts.estimate import PartTexts, RowOrders, read_part_texts
 from tasks.layouts.kept import Kept, lay_out, read_kept
 from tasks.layouts.parts import Order, Parts, name_order, split_prompt
 from tasks.plan_prefix import write_plan
-from tasks.read import ReadResult, read_requests
+from tasks.read import ReadResult, read
 from tasks.runs.run import make_runs_folder
 from tasks.runs.source import Source
 from tasks.storage.artifact import open_parquet, write_parquet
@@ -32,9 +32,9 @@ MOST_SHOWN = 3
 
 
 def read_rows(source: Source, workload: Workload, folder: Path) -> ReadResult:
-    """The rows of a workload in its layout. See `tasks.read.read_requests`; `folder` is made here."""
+    """The rows of a workload in its layout. See `tasks.read.read`; `folder` is made here."""
     folder.mkdir(parents=True)
-    return read_requests(source.database, workload, source.model_digest, folder, full=source.full, attach=source.attach)
+    return read.fn(source, workload, folder)
 
 
 def count_tokens(
@@ -58,8 +58,7 @@ def count_tokens(
     for number, workload in enumerate(workloads):
         requests = read_rows(source, workload, folder / str(number)).requests
         make_runs_folder(cache)
-        given = (str(source.checkpoint), source.model_digest, source.max_model_len)
-        prompts.append(tokenize.fn(str(cache), requests, workload, *given))
+        prompts.append(tokenize.fn(source, requests, workload, cache))
     joint = write_parquet(folder / "joint.parquet", TOKENS_SCHEMA, renumber(prompts, TOKENS_SCHEMA))
     method, target = method or source.method, folder / "plan.parquet"
     plan = write_plan(joint, target, method, PARTITION_TOKENS, 1, source.block_size)
