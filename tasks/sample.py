@@ -13,8 +13,8 @@ from prefect.cache_policies import NO_CACHE
 
 from sql import statement
 from tasks.database.connection import execute
-from tasks.read import BATCH_ROWS
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
+from tasks.storage.batches import BATCH_ROWS
 from tasks.workloads.workload import Workload
 
 SEED = 0

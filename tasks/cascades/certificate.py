@@ -75,7 +75,7 @@ def certify(
         answers = {"answers": list(find_answer_columns(workload))}
         execute(connection, "cascade/take_compared", answers, keys=workload.key)
         sample = execute(connection, "cascade/compared_rows").fetchall()
-        ((num_rows,),) = execute(connection, "cascade/count_sure_rows").fetchall()
+        ((num_rows,),) = execute(connection, "cascade/count_sent_rows", {"threshold": None}).fetchall()
         found = choose_threshold(
             [(row[1], row[2]) for row in sample], num_rows, cascade.target_agreement, cascade.confidence
         )

@@ -16,6 +16,13 @@ from tasks.database.messages import describe_full_disk, explain
 MEMORY_LIMIT = "2GB"
 """DuckDB's memory limit while a night reads or writes; joins that need more spill to disk."""
 
+CONNECTION_OPTIONS: Mapping[str, str | bool] = {
+    "TimeZone": "UTC",
+    "arrow_large_buffer_size": True,  # a batch may hold more than 2 GiB of text
+    "enable_progress_bar": False,
+}
+"""Settings of DuckDB for each connection."""
+
 LOCK_MESSAGE = "Could not set lock on file"
 OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
 DATA_FILE_MESSAGE = "Cannot launch in-memory database in read-only mode"
@@ -63,6 +70,15 @@ def execute(
     return connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)
 
 
+def set_option(connection: duckdb.DuckDBPyConnection, name: str, value: str | bool | list[str]) -> None:
+    """Change a setting of DuckDB.
+
+    Args:
+        name, value: as DuckDB documents them; a setting holds for the connection, or for the database in this process.
+    """
+    execute(connection, "settings/set", {"value": value}, setting=name)
+
+
 def fetch_rows(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
     """The rows of a result, each as column to value."""
     names = [column[0] for column in result.description or ()]
@@ -94,10 +110,10 @@ def connect(
     try:
         if execute(connection, "settings/database_file").fetchone() == (None,):  # of a CSV file, for example
             raise DatabaseError(NO_DATABASE.format(path))
-        for name in ("set_time_zone", "set_arrow_buffers", "set_progress_bar"):
-            execute(connection, f"settings/{name}")
+        for name, value in CONNECTION_OPTIONS.items():
+            set_option(connection, name, value)
         if memory_limit is not None:
-            execute(connection, "settings/set_memory_limit", {"memory_limit": memory_limit})
+            set_option(connection, "memory_limit", memory_limit)
         yield connection
     except duckdb.Error as error:
         raise DatabaseError(f"{path}: {explain(error)}{describe_full_disk(path, error)}") from error
@@ -153,11 +169,12 @@ def restrict_sql(
 
         attach_all(connection, attach)
     if temp_directory is not None:
-        execute(connection, "settings/set_temp_directory", {"folder": str(temp_directory)})
-    execute(connection, "settings/set_allowed_directories", {"folders": allowed})
-    execute(connection, "settings/set_allowed_paths", {"paths": list(paths)})
-    for name in ("close_external_access", "set_allowed_configs", "lock_configuration"):
-        execute(connection, f"settings/{name}")
+        set_option(connection, "temp_directory", str(temp_directory))
+    set_option(connection, "allowed_directories", allowed)
+    set_option(connection, "allowed_paths", list(paths))
+    set_option(connection, "enable_external_access", False)
+    set_option(connection, "allowed_configs", [*CONNECTION_OPTIONS, "memory_limit", "disabled_optimizers"])
+    set_option(connection, "lock_configuration", True)
 
 
 def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: float) -> duckdb.DuckDBPyConnection:

@@ -49,4 +49,4 @@ def insert_decisions(
             answered=[column for column in every if column in answered],
             kept=["question_states", *(column for column in every if column not in answered)],
         )
-    execute(connection, "write/drop_asked_questions")
+    execute(connection, "schema/drop_table", table="batchloom_asked_questions")

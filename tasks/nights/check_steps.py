@@ -6,7 +6,7 @@ from pathlib import Path
 import duckdb
 
 from engine.errors import BatchloomError
-from tasks.database.connection import connect, execute, quote_identifier, restrict_sql
+from tasks.database.connection import connect, execute, quote_identifier, restrict_sql, set_option
 from tasks.database.schema import INPUT_TABLES, check_requests, check_schema, create_schema, list_relations
 from tasks.nights.graph import Step, plan_waves
 from tasks.workloads.workload import Workload
@@ -46,10 +46,10 @@ def find_query_problems(
 
 def _check_step(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str, own: str) -> None:
     """Check a query and its output table, then create the step's tables in `PLANNED` for the checks of later steps."""
-    execute(connection, "settings/set_search_path", {"schemas": own})
+    set_option(connection, "search_path", own)
     check_schema(connection, workload, database)
     existing = list_relations(connection)
-    execute(connection, "settings/set_search_path", {"schemas": f"{_schema_name(PLANNED)},{own}"})
+    set_option(connection, "search_path", f"{_schema_name(PLANNED)},{own}")
     check_requests(connection, workload, database)
     create_schema(connection, workload)
     for table in INPUT_TABLES & existing.keys() & list_relations(connection).keys():
