@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -17,8 +17,7 @@ from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.read import ReadResult, read, read_answer_length
 from tasks.recover import stop_run
-from tasks.runs.infer_job import FailurePolicy, InferJob
-from tasks.runs.member import Member
+from tasks.runs.infer_job import FailurePolicy, InferJob, Member
 from tasks.runs.run import Run, set_isolation
 from tasks.runs.run_summary import RunSummary
 from tasks.runs.source import Source
@@ -35,23 +34,30 @@ def find_source(
     database: Path, model: str, engine: EngineConfig, planning: PlanSettings, full: bool, attach: Mapping[str, str]
 ) -> Source:
     """Find the model's files; `ModelError` if the engine cannot compute them. See `flows.nightly.nightly`."""
-    checkpoint = resolve_checkpoint(model)
-    max_model_len, method = read_max_model_len(checkpoint, engine.max_model_len), planning.method
-    if not is_plain(read_json(checkpoint / "config.json")):
+    source = describe_source(database, model, engine, planning, full, attach)
+    if not is_plain(read_json(source.checkpoint / "config.json")):
         from flows.proof import prove_architecture  # takes seconds to import
 
-        prove_architecture(checkpoint)
-        if is_encoder(checkpoint):
-            method = "none"  # each token attends to the whole text, so prompts share nothing
-    check_weights(engine, checkpoint)
+        prove_architecture(source.checkpoint)
+        if is_encoder(source.checkpoint):
+            source = replace(source, method="none")  # each token attends to the whole text: prompts share nothing
+    check_weights(engine, source.checkpoint)
+    return source
+
+
+def describe_source(
+    database: Path, model: str, engine: EngineConfig, planning: PlanSettings, full: bool, attach: Mapping[str, str]
+) -> Source:
+    """As `find_source`, without a check that the engine can compute the model. See `find_source`."""
+    checkpoint = resolve_checkpoint(model)
     return Source(
         database=database,
         model=model,
         checkpoint=checkpoint,
         model_digest=checkpoint_digest(checkpoint),
-        max_model_len=max_model_len,
+        max_model_len=read_max_model_len(checkpoint, engine.max_model_len),
         full=full,
-        method=method,
+        method=planning.method,
         partition_tokens=planning.partition_tokens,
         block_size=engine.shared_block_size,
         attach=attach,

@@ -20,7 +20,7 @@ from tasks.nights.joint_tokens import count_shared, join_tokens
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length
 from tasks.recover import stop_run
-from tasks.runs.member import Member
+from tasks.runs.infer_job import Member
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import ArtifactRef
