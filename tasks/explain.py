@@ -48,13 +48,14 @@ def explain(
         ArtifactError: a file is not what its reference says.
         CapacityError, ConfigError: the device cannot hold the model, or has no rate for its number format.
     """
+    forecast = Forecast(
+        workload=workload.name,
+        mode=workload.kind.mode,
+        model=source.model,
+        num_already_done=found.num_already_done,
+    )
     if plan is None:
-        return Forecast(
-            workload=workload.name,
-            mode=workload.kind.mode,
-            model=run.record.model,
-            num_already_done=found.num_already_done,
-        )
+        return forecast
     with run.measure("share"):
         rows, summary = read_all_rows(plan), read_plan_summary(plan)
         tree = build_prefix_tree(rows.prompts)
@@ -86,12 +87,9 @@ def explain(
         SharingPolicy(name=name, num_processed_tokens=count, token_saving_ratio=find_ratio(count))
         for name, count in counts.items()
     )
-    return Forecast(
-        workload=workload.name,
-        mode=workload.kind.mode,
-        model=run.record.model,
+    return replace(
+        forecast,
         num_rows=found.num_selected,
-        num_already_done=found.num_already_done,
         num_error_rows=found.num_selected - len(row_ids),
         num_duplicates=rows.num_rows - tree.num_leaves,
         num_prompt_tokens=tree.num_logical_tokens,

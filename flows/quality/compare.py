@@ -6,6 +6,7 @@ rows of the new workload --sample--> both prompts of each row --plan--> one plan
 import logging
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -82,12 +83,9 @@ def compare(
         config = engine.to_config()
         source = find_source(database, model, config, planning, True, find_attachments(attach))
         machines.check_host(config, source.checkpoint)
-        workers = Workers(machines)
-        night = Night(source=source, engine=config, failures=failures, machines=machines, workers=workers)
-        try:
+        with closing(Workers(machines)) as workers:
+            night = Night(source=source, engine=config, failures=failures, machines=machines, workers=workers)
             found = compare_workloads(night, first, second, sample, gold)
-        finally:
-            workers.close()
     LOGGER.info("%s", render_comparison(found))
     description = f"{' against '.join(found.names)}: {len(found.changed):,} of {len(found.rows):,} changed"
     publish_page("comparison", second.name, render_comparison(found, ARTIFACT_COLUMNS), description)
