@@ -132,7 +132,7 @@ class Workers:
             if job.deadline is not None:
                 from flows.nights.in_time import submit_in_time  # imported only when needed
 
-                yield submit_in_time(threads, infer, dispatch_order, given, team.num_engines, pace)
+                yield submit_in_time(threads, dispatch_order, given, team.num_engines, pace)
             else:
                 same = {name: unmapped(value) for name, value in given.items()}
                 order = sorted(dispatch_order) if self._pool is None else dispatch_order
