@@ -3,7 +3,7 @@
 import argparse
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,20 +11,19 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, ConfigError
-from engine.planning.planner import PlanMethod
 from flows.command.failure import EXIT_FAILED, fail
 from flows.nights.night_file import load_night
 from flows.quality.text_page import make_table
-from flows.settings import find_attachments
+from flows.settings import PlanSettings, find_attachments
+from flows.workload_run import describe_source
 from tasks.database.connection import connect
 from tasks.layouts.advice import LayoutAdvice, advise_layouts, explain_failure
-from tasks.layouts.side import LayoutJob
 from tasks.nights.graph import plan_waves
-from tasks.tokenize import read_max_model_len
+from tasks.runs.source import Source
 from tasks.workloads.workload import Workload, load_workload
 
 
-def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Workload]]]:
+def list_jobs(options: argparse.Namespace) -> Iterator[tuple[Source, list[Workload]]]:
     """The workloads that are planned together: each wave of a night file, or the one workload. Raises `BatchloomError`
     if a file, the database or the model cannot be used."""
     if not _is_night(options.workload):
@@ -32,15 +31,20 @@ def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Wor
         if options.database is None or options.model is None:
             raise ConfigError("a workload needs --database and --model; a night file names them itself")
         attach = find_attachments(tuple(options.attach))
-        yield _make_job(options.database, options.model, EngineConfig(), "exact", attach), [workload]
+        with connect(options.database, read_only=True):
+            pass  # a wrong path fails here
+        given = (options.database, options.model, EngineConfig(), PlanSettings())
+        yield describe_source(*given, True, attach), [workload]
         return
     if options.database is not None or options.model is not None or options.attach:
         raise ConfigError("a night file names its database, models and attachments itself")
     plan = load_night(Path(options.workload))
+    with connect(plan.database, read_only=True):
+        pass
     for wave in plan_waves(plan.steps):
         model, engine = plan.models[wave.model]
-        job = _make_job(plan.database, model, engine.to_config(), plan.tables.planning.method, plan.attach)
-        yield job, [plan.workloads[name] for name in wave.steps]
+        given = (plan.database, model, engine.to_config(), plan.tables.planning)
+        yield describe_source(*given, True, plan.attach), [plan.workloads[name] for name in wave.steps]
 
 
 def _is_night(name: str) -> bool:
@@ -49,26 +53,6 @@ def _is_night(name: str) -> bool:
     except (OSError, ValueError):
         return False  # `load_workload` reports the error
     return not keys.keys().isdisjoint(("database", "models", "workload"))
-
-
-def _make_job(
-    database: Path, model: str, engine: EngineConfig, method: PlanMethod, attach: Mapping[str, str]
-) -> LayoutJob:
-    from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
-
-    with connect(database, read_only=True):
-        pass  # a wrong path fails here
-    checkpoint = resolve_checkpoint(model)
-    return LayoutJob(
-        database=database,
-        checkpoint=checkpoint,
-        model_digest=checkpoint_digest(checkpoint),
-        max_model_len=read_max_model_len(checkpoint, "auto"),
-        method=method,
-        block_size=engine.shared_block_size,
-        full=True,
-        attach=attach,
-    )
 
 
 def show_advice(advice: LayoutAdvice, console: Console) -> None:
@@ -109,9 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = []
-        for job, workloads in list_jobs(options):
+        for source, workloads in list_jobs(options):
             try:
-                found.append(advise_layouts(job, [each.bind(job.checkpoint) for each in workloads]))
+                found.append(advise_layouts(source, [each.bind(source.checkpoint) for each in workloads]))
             except BatchloomError as error:
                 if not _is_night(options.workload):
                     raise

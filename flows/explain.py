@@ -18,16 +18,16 @@ from engine.errors import ArtifactError, ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.command.run_flow import prepare_console, run_flow
 from flows.explain_page import publish_forecast
-from flows.layouts import settle
 from flows.prediction import read_and_plan
 from flows.settings import Attachments, EngineSettings, PlanSettings, find_attachments
-from flows.workload_run import Source
+from flows.workload_run import find_source
 from tasks.database.connection import connect
-from tasks.explain import ExplainJob
 from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
-from tasks.forecast.hardware import choose_hardware
+from tasks.forecast.hardware import Hardware, choose_hardware
+from tasks.layouts.settle import settle_layouts
 from tasks.runs.run import Run, make_runs_folder
+from tasks.runs.source import Source
 from tasks.storage.artifact import prune_cache
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload, load_workload
@@ -88,34 +88,25 @@ def explain(
         team = lay_out_workers(workers, replace(engine.to_config(), device=device.lower()))
     else:
         team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=engine.to_config())
-    job = ExplainJob(
-        checkpoint=str(checkpoint),
-        engine=team.engine,
-        hardware=choose_hardware(device, checkpoint, team.engine, team.num_on_host),
-        num_engines=team.num_engines,
-        method=planning.method,
-    )
-    source = Source.find(database, model, team.engine, planning, full, find_attachments(attach))
+    hardware = choose_hardware(device, checkpoint, team.engine, team.num_on_host)
+    source = find_source(database, model, team.engine, planning, full, find_attachments(attach))
     chosen = [load_workload(name).with_adapter(adapter).bind(checkpoint) for name in workloads]
-    forecasts = [explain_workload(source, workload, job) for workload in chosen]
+    forecasts = [explain_workload(source, workload, team, hardware) for workload in chosen]
     for forecast in forecasts:
         publish_forecast(forecast)
     return forecasts
 
 
-def explain_workload(source: Source, workload: Workload, job: ExplainJob) -> Forecast:
+def explain_workload(source: Source, workload: Workload, team: EngineTeam, hardware: Hardware) -> Forecast:
     """Read, tokenize and plan one workload, then simulate it. Its artifacts are deleted at the end.
-
-    Args:
-        source, job: the database and the model's files, and what the forecasts of all workloads have in common.
-    """
+    See `tasks.explain.explain`."""
     with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
-        (workload,) = settle(source, [workload], is_kept=False)
+        (workload,) = settle_layouts(source, [workload], is_kept=False)
         run = Run.begin(source.database, workload, source.model, source.model_digest, {}, Path(folder))
         found, plan = read_and_plan(source, workload, run)
         if plan is not None:
             LOGGER.info("%s: simulating", workload.name)
-        return explain_plan(workload, found, plan, job, run)
+        return explain_plan(source, workload, found, plan, run, team, hardware)
 
 
 if __name__ == "__main__":

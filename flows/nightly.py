@@ -16,7 +16,7 @@ from flows.command.run_flow import prepare_console, run_flow
 from flows.report import recover
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
-from flows.workload_run import Night, Source, answer_workload
+from flows.workload_run import Night, answer_workload, find_source
 from tasks.database.connection import connect
 from tasks.prompts.thinking import check_thinking
 from tasks.publish import check_target, publish_night
@@ -84,7 +84,7 @@ def nightly(
             recover(database)
         prune_cache(database)
         config = engine.to_config(database)
-        source = Source.find(database, model, config, planning, full, find_attachments(attach))
+        source = find_source(database, model, config, planning, full, find_attachments(attach))
         machines.check_host(config, source.checkpoint)
         chosen = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in workloads]
         tables = [workload.output.table for workload in chosen]

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from flows.workload_run import Night, Source, plan_rows, read_rows, tokenize_rows
+from flows.workload_run import Night, plan_rows, read_rows, tokenize_rows
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
 from tasks.forecast.sampled import AnsweredSample, SampledForecast, forecast_whole
@@ -12,6 +12,7 @@ from tasks.nights.pace import Pace
 from tasks.read import ReadResult
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run import Run
+from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, count_partition_rows
 from tasks.workloads.workload import Workload

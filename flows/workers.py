@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
-from prefect import Task, unmapped
+from prefect import unmapped
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.futures import PrefectFutureList
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -124,22 +124,19 @@ class Workers:
 
             self._pool = WorkerPool(team.environments)
         job = replace(job, engine=team.engine)
-        task: Task[..., Any] = infer
         given: dict[str, Any] = {"job": job}
         if self._pool is not None:
-            from tasks.workers.infer_remote import infer_in_pool
-
-            task, given = infer_in_pool, {"job": job, "pool": self._pool}
+            given["answer"] = self._pool.answer
         runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=team.num_engines)
         with runner as threads, job.stop.make_on_error():
             if job.deadline is not None:
                 from flows.nights.in_time import submit_in_time  # imported only when needed
 
-                yield submit_in_time(threads, task, dispatch_order, given, team.num_engines, pace)
+                yield submit_in_time(threads, dispatch_order, given, team.num_engines, pace)
             else:
                 same = {name: unmapped(value) for name, value in given.items()}
                 order = sorted(dispatch_order) if self._pool is None else dispatch_order
-                yield threads.map(task, {"partition": order, **same})
+                yield threads.map(infer, {"partition": order, **same})
 
 
 def infer_plan(
@@ -160,7 +157,7 @@ def infer_plan(
             return None
         load_seconds = found
     is_short = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
-    if not is_short and night.source.plan_method(job.workload) != "none":
+    if not is_short and night.source.method != "none":
         from flows.prediction import predict_night  # imported only when needed
 
         pace = predict_night(night, shares, job, summary, max(1, round(num_answer_tokens)), load_seconds)

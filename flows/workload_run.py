@@ -2,14 +2,13 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
+from engine.encoding.families import is_encoder
 from engine.limits import check_weights
 from engine.model.loading.checkpoint import checkpoint_digest, is_plain, read_json, resolve_checkpoint
-from engine.planning.planner import PlanMethod
 from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
 from flows.workers import Workers, infer_plan
@@ -18,83 +17,51 @@ from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.read import ReadResult, read, read_answer_length
 from tasks.recover import stop_run
-from tasks.runs.infer_job import FailurePolicy, InferJob
-from tasks.runs.member import Member
+from tasks.runs.infer_job import FailurePolicy, InferJob, Member
 from tasks.runs.run import Run, set_isolation
 from tasks.runs.run_summary import RunSummary
+from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
 from tasks.tokenize import read_max_model_len, tokenize
 from tasks.workloads.workload import Workload
 from tasks.write import write
 
-if TYPE_CHECKING:
-    from tasks.cascades.row_choice import RowChoice
-
 LOGGER = logging.getLogger("batchloom")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """The database, the model's files, and how prompts are planned; the same for all workloads of a flow run.
+def find_source(
+    database: Path, model: str, engine: EngineConfig, planning: PlanSettings, full: bool, attach: Mapping[str, str]
+) -> Source:
+    """Find the model's files; `ModelError` if the engine cannot compute them. See `flows.nightly.nightly`."""
+    source = describe_source(database, model, engine, planning, full, attach)
+    if not is_plain(read_json(source.checkpoint / "config.json")):
+        from flows.proof import prove_architecture  # takes seconds to import
 
-    Attributes:
-        full: answer every row again.
-        attach: name to path of what queries may read beside the database.
-        block_size, is_cheapest_first: see `tasks.plan_prefix.write_plan`.
-        choices: by workload name, which of its rows a step of a cascade answers.
-    """
+        prove_architecture(source.checkpoint)
+        if is_encoder(source.checkpoint):
+            source = replace(source, method="none")  # each token attends to the whole text: prompts share nothing
+    check_weights(engine, source.checkpoint)
+    return source
 
-    database: Path
-    model: str
-    checkpoint: Path
-    model_digest: str
-    max_model_len: int
-    planning: PlanSettings
-    full: bool
-    attach: Mapping[str, str] = field(default_factory=dict)
-    block_size: int | None = None
-    is_cheapest_first: bool = False
-    choices: Mapping[str, "RowChoice"] = field(default_factory=dict)
 
-    @classmethod
-    def find(
-        cls,
-        database: Path,
-        model: str,
-        engine: EngineConfig,
-        planning: PlanSettings,
-        full: bool,
-        attach: Mapping[str, str],
-    ) -> "Source":
-        """Find the model's files; `ModelError` if the engine cannot compute them. See `flows.nightly.nightly`."""
-        checkpoint = resolve_checkpoint(model)
-        max_model_len = read_max_model_len(checkpoint, engine.max_model_len)
-        if not is_plain(read_json(checkpoint / "config.json")):
-            from flows.proof import prove_architecture  # takes seconds to import
-
-            prove_architecture(checkpoint)
-        check_weights(engine, checkpoint)
-        return cls(
-            database=database,
-            model=model,
-            checkpoint=checkpoint,
-            model_digest=checkpoint_digest(checkpoint),
-            max_model_len=max_model_len,
-            planning=planning,
-            full=full,
-            attach=attach,
-            block_size=engine.shared_block_size,
-        )
-
-    def plan_method(self, workload: Workload) -> PlanMethod:
-        """How prompts are grouped: "none" for an encoder, whose tokens attend to the whole text, else the setting."""
-        if workload.kind.is_pooled:
-            from engine.encoding.families import is_encoder
-
-            if is_encoder(self.checkpoint):
-                return "none"
-        return self.planning.method
+def describe_source(
+    database: Path, model: str, engine: EngineConfig, planning: PlanSettings, full: bool, attach: Mapping[str, str]
+) -> Source:
+    """As `find_source`, without a check that the engine can compute the model. See `find_source`."""
+    checkpoint = resolve_checkpoint(model)
+    return Source(
+        database=database,
+        model=model,
+        checkpoint=checkpoint,
+        model_digest=checkpoint_digest(checkpoint),
+        max_model_len=read_max_model_len(checkpoint, engine.max_model_len),
+        full=full,
+        method=planning.method,
+        partition_tokens=planning.partition_tokens,
+        block_size=engine.shared_block_size,
+        attach=attach,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +114,9 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
     """
     source, workload = night.source, workload.bind(night.source.checkpoint)
     if workload.prompt.layout == "auto":
-        from flows.layouts import settle  # imported only when needed
+        from tasks.layouts.settle import settle_layouts  # imported only when needed
 
-        (workload,) = settle(source, [workload])
+        (workload,) = settle_layouts(source, [workload])
     run, num_left = begin_run(night, workload), 0
     try:
         found = read_rows(source, workload, run)
@@ -168,7 +135,7 @@ def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run
     source = night.source
     config = {
         "engine": asdict(night.engine),
-        "planning": source.planning.model_dump(),
+        "planning": {"method": source.method, "partition_tokens": source.partition_tokens},
         "failures": asdict(night.failures),
         "machines": night.machines.model_dump(),
         "workload": {"source": workload.source, "key": list(workload.key), "columns": dict(workload.kind.columns)}
@@ -182,15 +149,7 @@ def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run
 def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
     """The rows to answer, as requests. See `tasks.read.read_requests`."""
     with run.measure("read"):
-        found = read(
-            str(source.database),
-            workload,
-            source.model_digest,
-            run.folder,
-            full=source.full,
-            attach=source.attach,
-            choice=source.choices.get(workload.name),
-        )
+        found = read(source, workload, run.folder)
     run.note({"requests": found.requests}, num_already_done=found.num_already_done)
     if found.num_selected:
         LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")
@@ -199,9 +158,8 @@ def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
 
 def tokenize_rows(source: Source, workload: Workload, run: Run, requests: ArtifactRef) -> ArtifactRef:
     """The requests' prompts as token ids. See `tasks.tokenize.write_tokens`."""
-    database, checkpoint = str(source.database), str(source.checkpoint)
     with run.measure("tokenize"):
-        tokens = tokenize(database, requests, workload, checkpoint, source.model_digest, source.max_model_len)
+        tokens = tokenize(source, requests, workload)
     run.note({"tokens": tokens})
     return tokens
 
@@ -209,15 +167,7 @@ def tokenize_rows(source: Source, workload: Workload, run: Run, requests: Artifa
 def plan_rows(source: Source, workload: Workload, run: Run, tokens: ArtifactRef) -> ArtifactRef:
     """The prompts grouped by shared prefix and cut into partitions. See `tasks.plan_prefix.write_plan`."""
     with run.measure("plan"):
-        plan = plan_prefix(
-            str(source.database),
-            tokens,
-            source.plan_method(workload),
-            source.planning.partition_tokens,
-            workload.kind.max_answer_tokens,
-            source.block_size,
-            source.is_cheapest_first,
-        )
+        plan = plan_prefix(source, tokens, workload.kind.max_answer_tokens)
     run.note({"plan": plan})
     return plan
 

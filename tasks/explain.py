@@ -1,7 +1,6 @@
 """Explains a workload before its model is loaded: its rows, what sharing saves, and how long it would take."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 from prefect import task
@@ -22,45 +21,45 @@ from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import AnswerLength, ReadResult, read_answer_length
 from tasks.runs.run import Run
+from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, read_all_rows, read_plan_summary
+from tasks.workers.engine_team import EngineTeam
 from tasks.workloads.workload import Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainJob:
-    """What all workloads have in common: among it the checkpoint's folder, of which config.json and the tokenizer are
-    read, the hardware whose times are predicted, and the number of engines, each on such a device."""
-
-    checkpoint: str
-    engine: EngineConfig
-    hardware: Hardware
-    num_engines: int
-    method: PlanMethod
-
-
 @task(name="explain", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def explain(workload: Workload, found: ReadResult, plan: ArtifactRef | None, job: ExplainJob, run: Run) -> Forecast:
-    """The forecast of one workload.
+def explain(
+    source: Source,
+    workload: Workload,
+    found: ReadResult,
+    plan: ArtifactRef | None,
+    run: Run,
+    team: EngineTeam,
+    hardware: Hardware,
+) -> Forecast:
+    """The forecast of one workload, for a team of engines, each on such hardware.
 
     Args:
+        source: of the rows, and of config.json and the tokenizer.
         plan: of the rows found; None if there are none.
         run: the seconds of the earlier stages are in its record; gets those of this one.
     Raises:
         ArtifactError: a file is not what its reference says.
         CapacityError, ConfigError: the device cannot hold the model, or has no rate for its number format.
     """
+    forecast = Forecast(
+        workload=workload.name,
+        mode=workload.kind.mode,
+        model=source.model,
+        num_already_done=found.num_already_done,
+    )
     if plan is None:
-        return Forecast(
-            workload=workload.name,
-            mode=workload.kind.mode,
-            model=run.record.model,
-            num_already_done=found.num_already_done,
-        )
+        return forecast
     with run.measure("share"):
         rows, summary = read_all_rows(plan), read_plan_summary(plan)
         tree = build_prefix_tree(rows.prompts)
-        counts = _count_tokens(rows, int(tree.leaf_lens.sum()), job)
+        counts = _count_tokens(rows, int(tree.leaf_lens.sum()), source.method, team.engine.block_size)
         shape = measure_shape(tree, rows.groups())
     with run.measure("order fields"):
         row_ids = np.unique(rows.row_id // len(workload.kind.suffixes))
@@ -69,12 +68,12 @@ def explain(workload: Workload, found: ReadResult, plan: ArtifactRef | None, job
     if rows.num_rows:
         with run.measure("simulate"):
             answer = read_answer_length(run.database, workload)
-            codec = TextCodec.load(Path(job.checkpoint)) if workload.kind.has_labels else None
+            codec = TextCodec.load(source.checkpoint) if workload.kind.has_labels else None
             form = RequestForm.of(workload, codec, answer.expected_output_tokens)
-            prediction = _simulate(rows, summary, form, answer, job)
+            prediction = _simulate(rows, summary, form, answer, team, hardware)
         with run.measure("simulate a cache"):
-            cached = _count_cached(rows, form, answer, job)
-        kept = forecast_kept(rows, job.engine, job.hardware, run.database)
+            cached = _count_cached(rows, form, answer, team.engine, hardware)
+        kept = forecast_kept(rows, team.engine, hardware, run.database)
         where = "one partition" if summary.num_partitions == 1 else f"{summary.num_partitions:,} partitions"
         as_run = f"as run, in {where}" + (", without rows that do not fit" if prediction.num_oversized_rows else "")
         counts = {"none": counts.pop("none"), "LRU cache of blocks, table order": cached, **counts}
@@ -88,12 +87,9 @@ def explain(workload: Workload, found: ReadResult, plan: ArtifactRef | None, job
         SharingPolicy(name=name, num_processed_tokens=count, token_saving_ratio=find_ratio(count))
         for name, count in counts.items()
     )
-    return Forecast(
-        workload=workload.name,
-        mode=workload.kind.mode,
-        model=run.record.model,
+    return replace(
+        forecast,
         num_rows=found.num_selected,
-        num_already_done=found.num_already_done,
         num_error_rows=found.num_selected - len(row_ids),
         num_duplicates=rows.num_rows - tree.num_leaves,
         num_prompt_tokens=tree.num_logical_tokens,
@@ -109,38 +105,39 @@ def explain(workload: Workload, found: ReadResult, plan: ArtifactRef | None, job
     )
 
 
-def _count_tokens(rows: Plan, num_distinct_tokens: int, job: ExplainJob) -> dict[str, int]:
+def _count_tokens(rows: Plan, num_distinct_tokens: int, method: PlanMethod, block_size: int) -> dict[str, int]:
     """Token counts of ways to share prefixes over all rows, from no sharing to the plan's, before partitions cut it."""
     methods: tuple[PlanMethod, ...] = ("paper", "exact")
-    processed = {method: plan_prompts(rows.prompts, method=method)[1].num_processed_tokens for method in methods}
-    _, on_paths = plan_prompts(rows.prompts, method=job.method, block_size=job.engine.block_size)
+    processed = {each: plan_prompts(rows.prompts, method=each)[1].num_processed_tokens for each in methods}
+    _, on_paths = plan_prompts(rows.prompts, method=method, block_size=block_size)
     return {
         "none": int(rows.num_prompt_tokens.sum()),
         "identical prompts once": num_distinct_tokens,
         "one level, paper": processed["paper"],
         "one level, exact": processed["exact"],
-        f"{job.method}, with shared runs on paths": on_paths.num_processed_tokens,
+        f"{method}, with shared runs on paths": on_paths.num_processed_tokens,
     }
 
 
-def _simulate(rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLength, job: ExplainJob) -> Prediction:
+def _simulate(
+    rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLength, team: EngineTeam, hardware: Hardware
+) -> Prediction:
     """Simulate every partition, and a few of them with other settings."""
-    hardware, kv_bytes = job.hardware, job.hardware.kv_bytes(job.engine)
+    config, shape, kv_bytes = team.engine, hardware.shape, hardware.kv_bytes(team.engine)
 
     def simulate(config: EngineConfig, kv_bytes: int, first_partition: int, num_partitions: int) -> SimulationSummary:
         start, end = np.searchsorted(rows.partition, [first_partition, first_partition + num_partitions])
         chosen = rows.take(np.arange(start, end))
         return hardware.simulate(form.ask(chosen), chosen.groups(), config, kv_bytes, answer.num_tokens)
 
-    found = predict(lambda partition: simulate(job.engine, kv_bytes, partition, 1), plan, job.num_engines)
+    found = predict(lambda partition: simulate(config, kv_bytes, partition, 1), plan, team.num_engines)
     run = found.simulated
-    shape, config = hardware.shape, job.engine
     layout, block_bytes = shape.kv_layout(config), shape.kv_block_bytes(config)
     num_blocks = kv_bytes // block_bytes // len(layout.windows)
     return Prediction(
         device=hardware.device,
         dtype=hardware.dtype,
-        weight_bytes=hardware.shape.weight_bytes,
+        weight_bytes=shape.weight_bytes,
         kv=KVMemory(
             budget_bytes=kv_bytes,
             peak_bytes=run.peak_kv_blocks * block_bytes,
@@ -149,17 +146,17 @@ def _simulate(rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLe
             },
         ),
         answer=answer,
-        num_oversized_rows=len(find_oversized(form.ask(rows), job.engine.block_size, num_blocks)),
-        num_engines=job.num_engines,
+        num_oversized_rows=len(find_oversized(form.ask(rows), config.block_size, num_blocks)),
+        num_engines=team.num_engines,
         seconds=found.seconds,
         run=run,
-        what_ifs=try_settings(simulate, job.engine, kv_bytes, run, found.partition_seconds),
+        what_ifs=try_settings(simulate, config, kv_bytes, run, found.partition_seconds),
     )
 
 
-def _count_cached(rows: Plan, form: RequestForm, answer: AnswerLength, job: ExplainJob) -> int:
+def _count_cached(rows: Plan, form: RequestForm, answer: AnswerLength, engine: EngineConfig, hardware: Hardware) -> int:
     """Tokens that are computed with an LRU cache of blocks if rows run in table order, with the same KV memory."""
-    config = replace(job.engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0)
-    kv_bytes = job.hardware.kv_bytes(job.engine)
-    run = job.hardware.simulate(form.ask(rows), rows.groups(), config, kv_bytes, answer.num_tokens)
+    config = replace(engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0)
+    kv_bytes = hardware.kv_bytes(engine)
+    run = hardware.simulate(form.ask(rows), rows.groups(), config, kv_bytes, answer.num_tokens)
     return run.num_prompt_tokens

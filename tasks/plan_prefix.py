@@ -25,6 +25,7 @@ from engine.planning.plan_partitions import (
     split_groups,
 )
 from engine.planning.planner import RANGE_TOKENS, PlanMethod, plan_ranges
+from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.batches import cut_by, sort_batches, spool
 from tasks.storage.plan_file import PlanSummary, plan_batches, schema_with
@@ -42,19 +43,11 @@ CODE = (
 
 
 @task(name="plan_prefix", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def plan_prefix(
-    database: str,
-    tokens: ArtifactRef,
-    method: PlanMethod,
-    partition_tokens: PartitionTokens,
-    num_answer_tokens: int,
-    block_size: int | None,
-    is_cheapest_first: bool = False,
-) -> ArtifactRef:
-    """The plan of `write_plan` from the database's cache, written if it is not there. See `write_plan` for the
-    parameters."""
-    how = (method, partition_tokens, num_answer_tokens, block_size, is_cheapest_first)
-    return build_once(database, "plan", (tokens.digest, *how), CODE, lambda target: write_plan(tokens, target, *how))
+def plan_prefix(source: Source, tokens: ArtifactRef, num_answer_tokens: int) -> ArtifactRef:
+    """The plan from the database's cache, written if it is not there. See `write_plan`."""
+    how = (source.method, source.partition_tokens, num_answer_tokens, source.block_size, source.is_cheapest_first)
+    content = (tokens.digest, *how)
+    return build_once(source.database, "plan", content, CODE, lambda target: write_plan(tokens, target, *how))
 
 
 def write_plan(

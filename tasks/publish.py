@@ -12,8 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ConfigError, DatabaseError
-from sql import statement
-from tasks.database.connection import connect
+from tasks.database.connection import connect, execute
 from tasks.storage.artifact import replace_file
 
 LOGGER = logging.getLogger("batchloom")
@@ -78,7 +77,7 @@ def publish_copy(database: str | Path, target: str | Path, *, lock_timeout_secon
     deadline = time.monotonic() + lock_timeout_seconds
     while True:
         with connect(database, lock_timeout_seconds=max(0.0, deadline - time.monotonic())) as connection:
-            connection.execute(statement("write/checkpoint"))
+            execute(connection, "write/checkpoint")
         with open(database, "rb") as source:
             if _keep_writers_out(source.fileno(), database):
                 with replace_file(target) as copy:

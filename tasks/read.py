@@ -14,19 +14,21 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from sql import statement
-from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, restrict_sql
+from tasks.database.connection import MEMORY_LIMIT, connect, execute, fill_identifiers, restrict_sql, set_option
 from tasks.database.schema import check_requests, check_schema, list_relations
+from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
-from tasks.storage.batches import sort_batches
+from tasks.storage.batches import BATCH_ROWS, sort_batches
 from tasks.storage.schemas import NUMBERS
 from tasks.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from tasks.cascades.row_choice import RowChoice
 
-BATCH_ROWS = 1024
-
-NO_ANSWERS = "read/newest_answers_none"
+KEPT_AS_WRITTEN = "build_side_probe_side,join_filter_pushdown"
+"""Optimizers that are off while rows are read. The first chooses which side of a join is built in memory by the number
+of rows, not by the length of texts, and would hold all texts in memory; without it the right side is built. The second
+computes the smallest and the largest id, and fails if one is not UTF-8, which must only be an error of its row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ def read_requests(
     """
     counts = {"num_already_done": 0, "num_errors": 0}
     with connect(database, read_only=True, memory_limit=MEMORY_LIMIT) as connection:
-        connection.execute(statement("settings/set_joins_as_written"))
+        set_option(connection, "disabled_optimizers", KEPT_AS_WRITTEN)
         restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
         check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
@@ -105,9 +107,9 @@ def _select_rows(
     if choice and has_answers:
         table = choice.prepare(connection, workload)
     digests = list(workload.kind.question_digests.values())
-    newest = f"read/newest_{'decisions' if digests else 'answers'}" if has_answers else NO_ANSWERS
-    for name in ("read/macro_bytes_of", "read/macro_problem_of", "read/row_layouts", newest):
-        connection.execute(fill_identifiers(statement(name), table=table, keys=workload.key))
+    newest = "newest_answers_none" if not has_answers else "newest_decisions" if digests else "newest_answers"
+    for name in ("macro_bytes_of", "macro_problem_of", "row_layouts", newest):
+        execute(connection, f"read/{name}", table=table, keys=workload.key)
     if workload.row_layouts is not None:
         workload.row_layouts.prepare(connection, workload)
     parameters: Mapping[str, Any] = {
@@ -171,8 +173,18 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, texts: Sequ
         yield pa.record_batch([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
-read = task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)(read_requests)
-"""`read_requests` as a task. No retries: it waits for a lock itself, and other errors would occur again."""
+@task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def read(source: Source, workload: Workload, folder: str | Path) -> ReadResult:
+    """See `read_requests`. There are no retries: it waits for a lock itself, and other errors would occur again."""
+    return read_requests(
+        source.database,
+        workload,
+        source.model_digest,
+        folder,
+        full=source.full,
+        attach=source.attach,
+        choice=source.choices.get(workload.name),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +207,7 @@ def read_answer_length(database: str | Path, workload: Workload) -> AnswerLength
     if workload.kind.is_decoded:
         with connect(database, read_only=True) as connection:
             if table.lower() in list_relations(connection):
-                query = fill_identifiers(statement("read/mean_answer_tokens"), table=table)
-                (mean, num_answers), *_ = connection.execute(query).fetchall()
+                (mean, num_answers), *_ = execute(connection, "read/mean_answer_tokens", table=table).fetchall()
                 if num_answers:
                     return AnswerLength(num_tokens=min(max(1, round(mean)), most), num_earlier_answers=num_answers)
     return AnswerLength(num_tokens=most)

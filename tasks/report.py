@@ -9,13 +9,12 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ArtifactError
 from tasks.database.connection import connect
-from tasks.database.messages import describe_write_error
 from tasks.report_page.facts import RunFacts, read_run, read_run_facts
 from tasks.report_page.findings import find_remarkable, key_figures
 from tasks.report_page.page import render_report
 from tasks.runs.earlier_runs import load_run
 from tasks.runs.run_summary import artifact_key
-from tasks.storage.artifact import ArtifactRef, replace_file, runs_folder
+from tasks.storage.artifact import ArtifactRef, replace_file, runs_folder, writing
 
 
 def write_report(
@@ -43,11 +42,9 @@ def write_report(
         folder = runs_folder(database) / run.run_id
         facts = read_run_facts(connection, run, plan or _find_plan(database, folder))
     path = Path(page) if page is not None else folder / "report.html"
-    try:
-        if page is None:
+    if page is None:
+        with writing(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArtifactError(describe_write_error(folder, error)) from error
     with replace_file(path) as file:
         file.write(render_report(facts).encode())
     return path.absolute(), facts

@@ -12,8 +12,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from sql import statement
-from tasks.read import BATCH_ROWS
+from tasks.database.connection import execute
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
+from tasks.storage.batches import BATCH_ROWS
 from tasks.workloads.workload import Workload
 
 SEED = 0
@@ -69,10 +70,8 @@ def choose_rows(
     files = {"plan": plan.path, "tokens": tokens.path}
     num_questions = len(workload.kind.suffixes)
     with duckdb.connect() as connection:
-        chosen = connection.execute(
-            statement("sample/choose_rows"),
-            {**files, "num_rows": num_rows, "seed": SEED, "num_questions": num_questions},
-        ).fetchall()
+        how = {**files, "num_rows": num_rows, "seed": SEED, "num_questions": num_questions}
+        chosen = execute(connection, "sample/choose_rows", how).fetchall()
         parameters = {"requests": requests.path, "row_ids": [row_id for row_id, _, _ in chosen]}
         num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
         rows = connection.sql(statement("sample/take_requests"), params=parameters).to_arrow_reader(BATCH_ROWS)

@@ -25,6 +25,7 @@ from tasks.prompts.prompt import (
 )
 from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.text_limit import limit_prompts
+from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.plan_file import list_tokens
 from tasks.storage.schemas import TOKENS_SCHEMA
@@ -44,13 +45,16 @@ BATCH_ROWS = 512
 
 
 @task(name="tokenize", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def tokenize(
-    database: str, requests: ArtifactRef, workload: Workload, checkpoint: str, model_digest: str, max_model_len: int
-) -> ArtifactRef:
-    """The prompts of `write_tokens` from the database's cache, written if it does not have them. See `write_tokens`."""
-    content = (requests.digest, workload.digest, model_digest, max_model_len)
-    write = partial(write_tokens, requests, workload=workload, checkpoint=checkpoint, max_model_len=max_model_len)
-    return build_once(database, "tokens", content, CODE, write)
+def tokenize(source: Source, requests: ArtifactRef, workload: Workload, cache: Path | None = None) -> ArtifactRef:
+    """The prompts of `write_tokens` from the cache of a database, written if it does not have them.
+
+    Args:
+        cache: the database; None for the source's own.
+    """
+    limit = source.max_model_len
+    content = (requests.digest, workload.digest, source.model_digest, limit)
+    write = partial(write_tokens, requests, workload=workload, checkpoint=source.checkpoint, max_model_len=limit)
+    return build_once(cache or source.database, "tokens", content, CODE, write)
 
 
 def write_tokens(

@@ -11,9 +11,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ArtifactError
-from sql import statement
 from tasks.database.attach import reads_attachments
-from tasks.database.connection import MEMORY_LIMIT, connect, fill_identifiers, restrict_sql, transaction
+from tasks.database.connection import MEMORY_LIMIT, connect, execute, fetch_rows, restrict_sql, transaction
 from tasks.database.schema import check_schema, create_schema
 from tasks.partitions.part import part_schema
 from tasks.runs.run import Run
@@ -85,24 +84,19 @@ def _replace_answers(
 ) -> None:
     kind = workload.kind
     this_run = {"run_id": run.run_id}
-
-    def execute(name: str, **parameters: Any) -> duckdb.DuckDBPyConnection:
-        text = fill_identifiers(
-            statement(name),
-            table=workload.output.table,
-            rank_within=kind.rank_within or workload.key[0],
-            keys=workload.key,
-            columns=list(kind.written),
-            part_columns=list(kind.written.values()),
-            types=kind.columns,
-        )
-        return connection.execute(text, this_run | parameters)
-
-    first_written = execute("write/run_created_at").fetchall()[0][0]
-    execute("write/delete_run_rows")
+    names: dict[str, Any] = {
+        "table": workload.output.table,
+        "rank_within": kind.rank_within,
+        "keys": workload.key,
+        "columns": list(kind.written),
+        "part_columns": list(kind.written.values()),
+        "types": kind.columns,
+    }
+    first_written = execute(connection, "write/run_created_at", this_run, **names).fetchall()[0][0]
+    execute(connection, "write/delete_run_rows", this_run, **names)
     if requests is None:
         return
-    row = {
+    row = this_run | {
         "requests": requests.path,
         "keys": list(workload.key),
         "model": run.model,
@@ -110,18 +104,19 @@ def _replace_answers(
     }
     paths = [ref.path for ref in parts]
     refused = (requests,) if kind.question_digests else (requests, tokens)
-    execute("write/insert_invalid_rows", errors=[ref.path for ref in refused if ref], **row)
+    errors = {"errors": [ref.path for ref in refused if ref]}
+    execute(connection, "write/insert_invalid_rows", row | errors, **names)
     if kind.question_digests:
         if run.workload_digest != workload.digest:
             raise ArtifactError(f"the questions of {workload.source} were changed since run {run.run_id} asked them")
         from tasks.database.decisions import insert_decisions  # imported only when needed
 
         if tokens:
-            insert_decisions(connection, workload, this_run | row, tokens.path, paths, part_schema(kind))
+            insert_decisions(connection, workload, row, tokens.path, paths, part_schema(kind))
     elif parts:
-        execute(kind.insert_statement, parts=paths, **row)
+        execute(connection, kind.insert_statement, row | {"parts": paths}, **names)
     if kind.rank_within:
-        execute("write/rank_answers")
+        execute(connection, "write/rank_answers", this_run, **names)
 
 
 def _replace_run(
@@ -135,9 +130,9 @@ def _replace_run(
     """Replace the run's row and its steps; returns the counts of `RunSummary` that SQL takes from the rows."""
     this_run = {"run_id": run.run_id}
     for table in ("steps", "runs"):
-        connection.execute(fill_identifiers(statement("write/delete_run_rows"), table=table), this_run)
+        execute(connection, "write/delete_run_rows", this_run, table=table)
     if steps:
-        connection.execute(statement("write/insert_steps"), this_run | {"steps": [ref.path for ref in steps]})
+        execute(connection, "write/insert_steps", this_run | {"steps": [ref.path for ref in steps]})
     row = {name: getattr(run, name) for name in FROM_RECORD} | {
         "finished_at": datetime.now(UTC).isoformat(),
         "requested_rows": requests.num_rows if requests else 0,
@@ -147,5 +142,5 @@ def _replace_run(
         "versions": json.dumps(dict(run.versions)),
         **{f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES},
     }
-    result = connection.execute(fill_identifiers(statement("write/insert_run"), table=workload.output.table), row)
-    return dict(zip([column[0] for column in result.description or ()], result.fetchall()[0], strict=True))
+    (counts,) = fetch_rows(execute(connection, "write/insert_run", row, table=workload.output.table))
+    return counts

@@ -3,11 +3,11 @@
 import tempfile
 from pathlib import Path
 
-from flows.layouts import settle
 from flows.prediction import read_and_plan
 from flows.workload_run import Night, begin_run
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
+from tasks.layouts.settle import settle_layouts
 from tasks.nights.allotment import Portion, list_portions
 from tasks.read import read_answer_length
 from tasks.storage.plan_file import read_plan_summary
@@ -23,10 +23,10 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
         the error of the stage or of the prediction that failed.
     """
     source = night.source
-    if source.plan_method(workload) == "none":
+    if source.method == "none":
         return []
     with tempfile.TemporaryDirectory(prefix="batchloom-foresight-") as folder:
-        (workload,) = settle(source, [workload.bind(source.checkpoint)], is_kept=False)
+        (workload,) = settle_layouts(source, [workload.bind(source.checkpoint)], is_kept=False)
         run = begin_run(night, workload, Path(folder))
         _, plan = read_and_plan(source, workload, run)
         if plan is None or not (summary := read_plan_summary(plan)).num_rows:

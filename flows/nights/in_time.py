@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prefect import Task
 from prefect.futures import PrefectFutureList
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from tasks.forecast.load_time import forecast_load
+from tasks.infer import infer
 from tasks.nights.pace import Pace
 
 if TYPE_CHECKING:
@@ -42,19 +42,17 @@ def find_load_seconds(night: "Night", deadline: float, title: str) -> float | No
 
 def submit_in_time(
     threads: ThreadPoolTaskRunner[Any],
-    task: Task[..., Any],
     dispatch_order: Sequence[int],
     given: dict[str, Any],
     num_engines: int,
     pace: Pace | None,
 ) -> Futures:
-    """One task per partition, submitted when an engine is free, until the job is asked to stop.
+    """One task `infer` per partition, submitted when an engine is free, until the job is asked to stop.
 
     Args:
         threads: runs the tasks.
-        task: takes `partition` and the keyword arguments in `given`, one of which is the job.
         dispatch_order: the partitions.
-        given: see `task`.
+        given: the other arguments of `infer`, one of which is the job.
         num_engines: number of partitions that run at a time.
         pace: notes when partitions begin and end; None if nothing was forecast.
     """
@@ -75,7 +73,7 @@ def submit_in_time(
             break
         if pace is not None:
             pace.begin(partition, time.time())
-        future = threads.submit(task, {"partition": partition, **given})
+        future = threads.submit(infer, {"partition": partition, **given})
         future.add_done_callback(partial(end, partition))
         futures.append(future)
     return futures

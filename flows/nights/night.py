@@ -19,7 +19,7 @@ from flows.nights.night_file import NightPlan, load_night
 from flows.nights.together import answer_together
 from flows.report import recover
 from flows.workers import Workers
-from flows.workload_run import Night, Source, answer_workload
+from flows.workload_run import Night, answer_workload, find_source
 from tasks.cascades.certificate import certify
 from tasks.cascades.row_choice import RowChoice
 from tasks.database.connection import connect
@@ -30,6 +30,7 @@ from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.publish import publish_night
 from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
 from tasks.runs.run_summary import RunSummary, show_summaries
+from tasks.runs.source import Source
 from tasks.storage.artifact import prune_cache
 from tasks.workloads.workload import Workload
 
@@ -112,7 +113,7 @@ class NightRun:
         self._plan = plan
         self._deadline = deadline
         self._sources = {
-            name: Source.find(plan.database, model, settings.to_config(), plan.tables.planning, full, plan.attach)
+            name: find_source(plan.database, model, settings.to_config(), plan.tables.planning, full, plan.attach)
             for name, (model, settings) in plan.models.items()
         }
         self._nights: dict[str, Night] = {}
@@ -239,34 +240,28 @@ def answer_alike(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSu
     together = [workload for workload in workloads if not workload.kind.is_pooled]
     if len(together) > 1 and not night.machines.exchange:
         try:
-            results = answer_wave(night, together)
+            results = run_subflow(night, together)
         except Exception as error:
             names = " + ".join(workload.name for workload in together)
             LOGGER.warning("%s: not answered as one batch, but one by one: %s", names, " ".join(str(error).split()))
     for workload in workloads:
         if workload.name not in results:
             try:
-                results[workload.name] = answer_step(night, workload)
+                results |= run_subflow(night, [workload])
             except Exception as error:
                 results[workload.name] = error
     return results
 
 
-def answer_step(night: Night, workload: Workload) -> RunSummary:
-    """`answer_workload` as a subflow of the night."""
+def run_subflow(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
+    """`answer_workload`, or `answer_together` for several workloads, as a subflow of the night."""
+    names = [workload.name for workload in workloads]
+    kind = "workload" if len(names) == 1 else "workloads"
 
-    @flow(name="workload", flow_run_name=workload.name, retries=0, persist_result=False)
-    def answer(workload_name: str) -> RunSummary:
-        return answer_workload(night, workload)
+    @flow(name=kind, flow_run_name=" + ".join(names), retries=0, persist_result=False)
+    def answer(workload_names: Sequence[str]) -> dict[str, RunSummary | Exception]:
+        if len(workloads) > 1:
+            return answer_together(night, workloads)
+        return {workload.name: answer_workload(night, workload) for workload in workloads}
 
-    return answer(workload.name)
-
-
-def answer_wave(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
-    """`answer_together` as a subflow of the night."""
-
-    @flow(name="workloads", flow_run_name=" + ".join(one.name for one in workloads), retries=0, persist_result=False)
-    def answer(workload_names: tuple[str, ...]) -> dict[str, RunSummary | Exception]:
-        return answer_together(night, workloads)
-
-    return answer(tuple(workload.name for workload in workloads))
+    return answer(names)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 
 from engine.errors import FailureRateError
-from flows.layouts import settle
 from flows.workers import infer_plan, measure_all
 from flows.workload_run import (
     Night,
@@ -16,11 +15,12 @@ from flows.workload_run import (
     tokenize_rows,
     write_rows,
 )
+from tasks.layouts.settle import settle_layouts
 from tasks.nights.joint_tokens import count_shared, join_tokens
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length
 from tasks.recover import stop_run
-from tasks.runs.member import Member
+from tasks.runs.infer_job import Member
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import ArtifactRef
@@ -45,7 +45,7 @@ def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, Ru
         the error of a stage, which ends all runs; answers so far are written.
     """
     runs: list[WorkloadRun] = []
-    workloads = settle(night.source, workloads)
+    workloads = settle_layouts(night.source, workloads)
     try:
         for workload in workloads:
             runs.append((workload, begin_run(night, workload)))
@@ -85,12 +85,10 @@ def _answer(night: Night, runs: Sequence[WorkloadRun]) -> dict[str, int | Except
 
 def _plan_together(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef]) -> ArtifactRef:
     """The plan of all prompts. Each run notes it, and how many prompt tokens it shares with each other run."""
-    source, planning, database = night.source, night.source.planning, str(night.source.database)
     num_answer_tokens = round(_average([workload.kind.max_answer_tokens for workload, _ in runs], tokens))
-    given = (planning.partition_tokens, num_answer_tokens, source.block_size, source.is_cheapest_first)
     with measure_all([run for _, run in runs], "plan"):
-        joint = join_tokens(database, tokens)
-        plan = plan_prefix(database, joint, planning.method, *given)
+        joint = join_tokens(str(night.source.database), tokens)
+        plan = plan_prefix(night.source, joint, num_answer_tokens)
         shared = count_shared(joint, find_first_row_ids(tokens), runs[0][1].folder)
     sharing = read_plan_summary(plan).sharing
     names = [workload.name for workload, _ in runs]

@@ -6,6 +6,7 @@ rows of the new workload --sample--> both prompts of each row --plan--> one plan
 import logging
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from flows.quality.comparison_page import render_comparison
 from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
-from flows.workload_run import Night, Source, begin_run, infer_rows
+from flows.workload_run import Night, begin_run, find_source, infer_rows
 from tasks.answers.pair import PairedAnswers
 from tasks.comparison.difference import PromptDiff, check_gold, compare_with_gold, measure_agreement
 from tasks.comparison.paired_rows import pair_prompts, pair_workloads, read_pairs
@@ -80,14 +81,11 @@ def compare(
         protect_result_storage()
         prune_cache(database)
         config = engine.to_config()
-        source = Source.find(database, model, config, planning, True, find_attachments(attach))
+        source = find_source(database, model, config, planning, True, find_attachments(attach))
         machines.check_host(config, source.checkpoint)
-        workers = Workers(machines)
-        night = Night(source=source, engine=config, failures=failures, machines=machines, workers=workers)
-        try:
+        with closing(Workers(machines)) as workers:
+            night = Night(source=source, engine=config, failures=failures, machines=machines, workers=workers)
             found = compare_workloads(night, first, second, sample, gold)
-        finally:
-            workers.close()
     LOGGER.info("%s", render_comparison(found))
     description = f"{' against '.join(found.names)}: {len(found.changed):,} of {len(found.rows):,} changed"
     publish_page("comparison", second.name, render_comparison(found, ARTIFACT_COLUMNS), description)
@@ -115,14 +113,11 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         if plan is None:
             return PromptDiff(names=names)
         run, asked = begin_run(night, both, folder), begin_run(night, first, folder)
-        requests = read(
-            str(source.database), first, source.model_digest, asked.folder, full=True, attach=dict(source.attach)
-        ).requests
+        requests = read(source, first, asked.folder).requests
         chosen = choose_rows(found.requests, whole.artifacts["tokens"], plan, run.folder, num_rows, second).requests
         limit = source.max_model_len
         tokens = pair_prompts((first, second), requests, chosen, Path(run.folder), source.checkpoint, limit)
-        planning = source.planning
-        how = (planning.method, planning.partition_tokens, both.kind.max_answer_tokens, source.block_size)
+        how = (source.method, source.partition_tokens, both.kind.max_answer_tokens, source.block_size)
         plans = {side: write_plan(of_side, folder / f"{side}.parquet", *how) for side, of_side in tokens.items()}
         num_computed = {side: read_plan_summary(each).sharing.num_processed_tokens for side, each in plans.items()}
         infer_rows(night, both, run, plans["both"])

@@ -5,12 +5,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.layouts import settle
 from flows.prediction import forecast_rows, read_and_plan
 from flows.quality.sample_page import render_sample
 from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.workload_run import Night, begin_run, infer_rows, plan_rows, tokenize_rows, write_rows
 from tasks.forecast.sampled import AnsweredSample
+from tasks.layouts.settle import settle_layouts
 from tasks.recover import stop_run
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
@@ -35,7 +35,7 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
         keep: whether the answers are written to the tables, and so count as done.
     """
     source = night.source
-    (workload,) = settle(source, [workload], is_kept=keep)
+    (workload,) = settle_layouts(source, [workload], is_kept=keep)
     with tempfile.TemporaryDirectory(prefix="batchloom-sample-") as folder:
         whole = begin_run(night, workload, Path(folder))
         found, plan = read_and_plan(source, workload, whole)

@@ -136,9 +136,7 @@ create table if not exists steps (
 -- the newest answer to each (doc_id, query_id) that is still requested and whose document and query exist
 create or replace view latest_snippets as
 with newest as (
-    select
-        doc_id, query_id, snippet, status, error, finish_reason, num_prompt_tokens, num_cached_tokens,
-        num_output_tokens, compute_ms, prefix_group, model, run_id, created_at, content_key
+    select *
     from snippets
     qualify row_number() over (
         partition by doc_id, query_id
@@ -175,9 +173,7 @@ where
 -- the newest score of each (query_id, doc_id) that is still a candidate; rank is among these rows
 create or replace view latest_rankings as
 with newest as (
-    select
-        query_id, doc_id, score, label, label_logprobs, status, error, finish_reason, num_prompt_tokens,
-        num_cached_tokens, num_output_tokens, compute_ms, prefix_group, model, run_id, created_at, content_key
+    select *
     from rankings
     qualify row_number() over (
         partition by query_id, doc_id
@@ -190,27 +186,6 @@ requested as (
         decode(encode(query_id::varchar), 'replace') as query_id,
         decode(encode(doc_id::varchar), 'replace') as doc_id
     from ranking_candidates
-),
-
-current_answers as (
-    select
-        query_id, doc_id, score, label, label_logprobs, status, error, finish_reason, num_prompt_tokens,
-        num_cached_tokens, num_output_tokens, compute_ms, prefix_group, model, run_id, created_at, content_key
-    from newest
-    where
-        exists (
-            select 1
-            from requested
-            where requested.query_id is not distinct from newest.query_id
-                and requested.doc_id is not distinct from newest.doc_id
-        )
-        and (
-            status = 'error'
-            or (
-                exists (select 1 from documents where documents.doc_id::varchar = newest.doc_id)
-                and exists (select 1 from queries where queries.query_id::varchar = newest.query_id)
-            )
-        )
 )
 
 select
@@ -223,7 +198,21 @@ select
     end as rank,
     label, label_logprobs, status, error, finish_reason, num_prompt_tokens, num_cached_tokens, num_output_tokens,
     compute_ms, prefix_group, model, run_id, created_at, content_key
-from current_answers;
+from newest
+where
+    exists (
+        select 1
+        from requested
+        where requested.query_id is not distinct from newest.query_id
+            and requested.doc_id is not distinct from newest.doc_id
+    )
+    and (
+        status = 'error'
+        or (
+            exists (select 1 from documents where documents.doc_id::varchar = newest.doc_id)
+            and exists (select 1 from queries where queries.query_id::varchar = newest.query_id)
+        )
+    );
 
 -- the ranked list of each query with texts: one row per query and document, best first
 create or replace view ranked_documents as

@@ -31,12 +31,11 @@ class ThinkingBudget:
     max_tokens: int
 
 
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class _Switched(AnswerKind):
     """A kind whose prompts set the chat template's switch for thinking."""
 
-    __slots__ = ()
-
-    switch: Switch
+    switch: Switch = Field(alias="thinking")
 
     @property
     def thinking(self) -> str:  # type: ignore[override]
@@ -47,12 +46,11 @@ class _Switched(AnswerKind):
         return [*super().digest_parts, self.switch]
 
 
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class _Thinking(_Switched):
     """A decoded kind whose answers follow thoughts, which are kept in a column of their own or dropped."""
 
-    __slots__ = ()
-
-    max_thinking_tokens: int
+    max_thinking_tokens: StrictInt = 0
 
     @property
     def is_kept(self) -> bool:
@@ -114,22 +112,15 @@ class _Thinking(_Switched):
 class ThinkingText(_Thinking, TextAnswer):  # type: ignore[override]  # here, fields of parts are a property
     """A generated text."""
 
-    switch: Switch = Field(alias="thinking")
-    max_thinking_tokens: StrictInt = 0
-
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class ThinkingExtraction(_Thinking, Extraction):
     """Typed columns, or one JSON column."""
 
-    switch: Switch = Field(alias="thinking")
-    max_thinking_tokens: StrictInt = 0
 
-
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class _Silent(_Switched):
     """A kind whose answers come from the first token after the prompt, so that there is no room for thoughts."""
-
-    __slots__ = ()
 
     def check(self, key: Sequence[str]) -> None:
         super().check(key)
@@ -140,14 +131,10 @@ class _Silent(_Switched):
 class SilentScore(_Silent, LabelScore):
     """A choice among labels."""
 
-    switch: Switch = Field(alias="thinking")
-
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class SilentDecisions(_Silent, Decisions):
     """Answers to questions."""
-
-    switch: Switch = Field(alias="thinking")
 
     @property
     def question_digests(self) -> Mapping[str, str]:

@@ -9,11 +9,10 @@ from datetime import UTC, datetime
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from sql import statement
 from tasks.cascades.bound import Threshold, choose_threshold
 from tasks.cascades.cascade import Cascade, find_answer_columns
 from tasks.cascades.row_choice import RowChoice, take_answers
-from tasks.database.connection import connect, fill_identifiers, restrict_sql, transaction
+from tasks.database.connection import connect, execute, restrict_sql, transaction
 from tasks.storage.artifact import runs_folder
 from tasks.workloads.workload import Workload
 
@@ -73,15 +72,15 @@ def certify(
         restrict_sql(connection, [runs_folder(database)], attach)
         choice.prepare(connection, workload)
         take_answers(connection, workload, second, "batchloom_second_answers")
-        compared = fill_identifiers(statement("cascade/take_compared"), keys=workload.key)
-        connection.execute(compared, {"answers": list(find_answer_columns(workload))})
-        sample = connection.execute(statement("cascade/compared_rows")).fetchall()
-        ((num_rows,),) = connection.execute(statement("cascade/count_sure_rows")).fetchall()
+        answers = {"answers": list(find_answer_columns(workload))}
+        execute(connection, "cascade/take_compared", answers, keys=workload.key)
+        sample = execute(connection, "cascade/compared_rows").fetchall()
+        ((num_rows,),) = execute(connection, "cascade/count_sent_rows", {"threshold": None}).fetchall()
         found = choose_threshold(
             [(row[1], row[2]) for row in sample], num_rows, cascade.target_agreement, cascade.confidence
         )
-        sent = connection.execute(statement("cascade/count_sent_rows"), {"threshold": found.threshold})
-        ((num_sent,),) = sent.fetchall()
+        threshold = {"threshold": found.threshold}
+        ((num_sent,),) = execute(connection, "cascade/count_sent_rows", threshold).fetchall()
         facts = {
             "workload": workload.name,
             "workload_digest": workload.digest,
@@ -99,10 +98,9 @@ def certify(
         content = json.dumps([facts, sample], sort_keys=True).encode()
         certificate = Certificate(certificate_id=hashlib.sha256(content).hexdigest(), **facts)
         with transaction(connection):
-            connection.execute(statement("cascade/create_certificates"))
-            connection.execute(
-                statement("cascade/insert_certificate"), asdict(certificate) | {"created_at": datetime.now(UTC)}
-            )
+            execute(connection, "cascade/create_certificates")
+            row = asdict(certificate) | {"created_at": datetime.now(UTC)}
+            execute(connection, "cascade/insert_certificate", row)
     return certificate
 
 

@@ -7,7 +7,7 @@ import duckdb
 
 from sql import statement
 from tasks.cascades.cascade import find_answer_columns, find_probability_columns
-from tasks.database.connection import fill_identifiers
+from tasks.database.connection import execute, fill_identifiers
 from tasks.workloads.workload import Workload
 
 Role = Literal["first", "sample", "unsure"]
@@ -42,7 +42,7 @@ class RowChoice:
         parameters: dict[str, Any] = {"threshold": self.threshold}
         if self.role == "sample":
             parameters = {"salt": workload.digest, "num_sampled": self.num_sampled}
-        connection.execute(statement(f"cascade/choose_{self.role}"), parameters)
+        execute(connection, f"cascade/choose_{self.role}", parameters)
         return workload.output.table
 
     def narrow(self, query: str) -> str:
@@ -59,17 +59,17 @@ def take_answers(connection: duckdb.DuckDBPyConnection, workload: Workload, mode
         view: name of the view; with ``_runs`` appended, of a table that the view needs.
     """
     runs, parameters = f"{view}_runs", {"model_digest": model_digest}
-    connection.execute(fill_identifiers(statement("cascade/list_runs"), runs=runs), parameters)
+    execute(connection, "cascade/list_runs", parameters, runs=runs)
     names = {"view": view, "runs": runs, "table": workload.output.table}
-    connection.execute(fill_identifiers(statement("cascade/create_model_view"), **names))
+    execute(connection, "cascade/create_model_view", **names)
 
 
 def take_confidences(connection: duckdb.DuckDBPyConnection, workload: Workload) -> None:
     """Create the temporary table ``batchloom_confidences`` from the view ``batchloom_first_answers``."""
-    connection.execute(statement("cascade/macro_confidence_of"))
+    execute(connection, "cascade/macro_confidence_of")
     parameters = {
         "requests_sql": workload.requests_sql,
         "probabilities": list(find_probability_columns(workload)),
         "answers": list(find_answer_columns(workload)),
     }
-    connection.execute(fill_identifiers(statement("cascade/take_confidences"), keys=workload.key), parameters)
+    execute(connection, "cascade/take_confidences", parameters, keys=workload.key)

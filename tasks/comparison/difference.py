@@ -11,7 +11,7 @@ import duckdb
 from engine.errors import DatabaseError
 from sql import statement
 from tasks.comparison.paired_rows import PairedRow
-from tasks.database.connection import connect, fill_identifiers
+from tasks.database.connection import connect, execute, fetch_rows
 from tasks.database.messages import explain
 from tasks.evaluation.compared_column import list_gold_columns, match_columns
 from tasks.evaluation.evaluation import MOST_REPLICATES, Comparison, Metric
@@ -93,17 +93,16 @@ def compare_with_gold(
     with duckdb.connect() as memory:
         try:
             memory.register("gold_rows", gold_rows)
-            memory.execute(fill_identifiers(statement("compare/create_gold"), columns=types))
-            memory.execute(statement("compare/insert_gold"))
+            execute(memory, "compare/create_gold", columns=types)
+            execute(memory, "compare/insert_gold")
             for side, workload in enumerate(workloads):
                 _fill_side(memory, side, workload, rows)
                 comparison = Comparison(memory, workload, SIDES[side])
                 comparison.create_tables()
                 comparison.take_answers(None)
                 comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
-            found = memory.execute(statement("compare/differences"), {"num_replicates": MOST_REPLICATES})
-            names = [column[0] for column in found.description or ()]
-            return [Difference(**dict(zip(names, row, strict=True))) for row in found.fetchall()]
+            found = execute(memory, "compare/differences", {"num_replicates": MOST_REPLICATES})
+            return [Difference(**row) for row in fetch_rows(found)]
         except duckdb.Error as error:
             raise DatabaseError(f"{database}: {explain(error)}") from error
 
@@ -120,10 +119,9 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
     whole = workloads[1]
     with duckdb.connect() as memory:
         for table in (whole.output.table, f"latest_{whole.output.table}"):
-            create = fill_identifiers(statement("compare/create_side"), table=table, keys=whole.key, answers=shared)
-            memory.execute(create)
+            execute(memory, "compare/create_side", table=table, keys=whole.key, answers=shared)
         for side, name in enumerate(SIDES):
-            _insert_side(memory, whole.output.table, whole, side, shared, answered, name)
+            _insert_side(memory, whole.output.table, side, shared, answered, name)
         comparison = Comparison(memory, whole, "agreement")
         comparison.create_tables()
         comparison.take_answers(SIDES[1])
@@ -134,8 +132,8 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
 def _fill_side(memory: duckdb.DuckDBPyConnection, side: int, workload: Workload, rows: Sequence[PairedRow]) -> None:
     """Create a table of one workload's answers."""
     types, table = _written_types(workload), f"latest_{workload.output.table}"
-    memory.execute(fill_identifiers(statement("compare/create_side"), table=table, keys=workload.key, answers=types))
-    _insert_side(memory, table, workload, side, types, rows, "sample")
+    execute(memory, "compare/create_side", table=table, keys=workload.key, answers=types)
+    _insert_side(memory, table, side, types, rows, "sample")
 
 
 def _written_types(workload: Workload) -> dict[str, str]:
@@ -147,20 +145,24 @@ def _written_types(workload: Workload) -> dict[str, str]:
 def _insert_side(
     memory: duckdb.DuckDBPyConnection,
     table: str,
-    workload: Workload,
     side: int,
     types: Mapping[str, str],
     rows: Sequence[PairedRow],
     run_id: str,
 ) -> None:
     now = datetime.now(UTC)
-    metadata = ("status", "error", "run_id", "created_at", "content_key")
-    insert = fill_identifiers(statement("compare/insert_side"), table=table, columns=[*workload.key, *types, *metadata])
     for row in rows:
-        status = "ok" if row.errors[side] is None else "error"
-        values = [*row.key.values(), *(_bind(row.answers[side].get(name), type_) for name, type_ in types.items())]
-        fields = [*values, status, row.errors[side], run_id, now, ""]
-        memory.execute(insert, {"values": {f"f{number}": value for number, value in enumerate(fields)}})
+        given = row.answers[side]
+        answer = {
+            **row.key,
+            **{name: _bind(given.get(name), type_) for name, type_ in types.items()},
+            "status": "ok" if row.errors[side] is None else "error",
+            "error": row.errors[side],
+            "run_id": run_id,
+            "created_at": now,
+            "content_key": "",
+        }
+        execute(memory, "write/insert_rows", {"rows": [answer]}, table=table)
 
 
 def _bind(value: Any, type_: str) -> Any:

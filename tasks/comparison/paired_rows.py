@@ -18,8 +18,8 @@ from tasks.answers.pair import PairedAnswers
 from tasks.database.connection import fill_identifiers
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
-from tasks.read import BATCH_ROWS
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
+from tasks.storage.batches import BATCH_ROWS
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import Workload

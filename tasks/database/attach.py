@@ -8,18 +8,17 @@ import duckdb
 
 from engine.errors import ConfigError, DatabaseError
 from sql import statement
-from tasks.database.connection import fill_identifiers
+from tasks.database.connection import execute, fill_identifiers, set_option
 from tasks.database.messages import explain
 from tasks.database.schema import list_request_columns
 from tasks.workloads.workload import Workload
 
-FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
-"""File suffix to format, of files that DuckDB reads without an extension."""
+TABLE_FILES = frozenset((".parquet", ".csv", ".json", ".jsonl"))
+"""Suffixes of the files that DuckDB reads without an extension."""
 
 EXTENSIONS = {".xlsx": "excel", ".avro": "avro"}
 """File suffix to the DuckDB extension that reads such files."""
 
-SQLITE_HEADER = b"SQLite format 3\0"
 TAKEN_NAMES = frozenset(("main", "temp", "system", "memory"))
 
 
@@ -33,7 +32,7 @@ def parse_attachments(given: Mapping[str, str], base: Path) -> dict[str, str]:
         whole = (base / Path(path).expanduser()).resolve()
         if not whole.exists():
             raise ConfigError(f"attach: {name}: nothing is at {whole}")
-        if whole.is_file() and whole.suffix.lower() in {*FORMATS, *EXTENSIONS}:
+        if whole.is_file() and whole.suffix.lower() in {*TABLE_FILES, *EXTENSIONS}:
             raise ConfigError(f'attach: {name}: {whole} is a table; attach its folder: {name} = "{whole.parent}"')
         found[name] = str(whole)
     return found
@@ -46,33 +45,26 @@ def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str])
     ``name.<file without suffix>``, and SQL may read any file below the folder by path. Raises `DatabaseError` if
     a file is no database, or DuckDB lacks the extension that reads it.
     """
-    connection.execute(statement("settings/forbid_install"))
+    set_option(connection, "autoinstall_known_extensions", False)  # a missing one is an error
     for name, path in attach.items():
         try:
             if Path(path).is_dir():
                 _attach_folder(connection, name, Path(path))
             else:
-                _attach_file(connection, name, Path(path))
+                execute(connection, "attach/database_file", {"path": path}, name=name)
         except (duckdb.Error, OSError) as error:
             why = explain(error) if isinstance(error, duckdb.Error) else str(error)
             raise DatabaseError(f"attach: {name}: {path}: {why}") from error
 
 
-def _attach_file(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
-    with path.open("rb") as file:
-        is_sqlite = file.read(len(SQLITE_HEADER)) == SQLITE_HEADER
-    text = statement("attach/sqlite_file" if is_sqlite else "attach/duckdb_file")
-    connection.execute(fill_identifiers(text, name=name), {"path": str(path)})
-
-
 def _attach_folder(connection: duckdb.DuckDBPyConnection, name: str, folder: Path) -> None:
-    connection.execute(fill_identifiers(statement("attach/folder"), name=name))
+    execute(connection, "attach/folder", name=name)
     for path in sorted(folder.iterdir()):
         suffix = path.suffix.lower()
         if suffix in EXTENSIONS:
             connection.execute(f"load {EXTENSIONS[suffix]}")
-        elif suffix in FORMATS and path.is_file():
-            text = fill_identifiers(statement(f"attach/{FORMATS[suffix]}_view"), name=name, file=path.stem)
+        elif suffix in TABLE_FILES and path.is_file():
+            text = fill_identifiers(statement("attach/table_file"), name=name, file=path.stem)
             literal = "'" + str(path).replace("'", "''") + "'"
             connection.execute(text.replace("<path>", literal))
 

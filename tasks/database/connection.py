@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -14,6 +15,13 @@ from tasks.database.messages import describe_full_disk, explain
 
 MEMORY_LIMIT = "2GB"
 """DuckDB's memory limit while a night reads or writes; joins that need more spill to disk."""
+
+CONNECTION_OPTIONS: Mapping[str, str | bool] = {
+    "TimeZone": "UTC",
+    "arrow_large_buffer_size": True,  # a batch may hold more than 2 GiB of text
+    "enable_progress_bar": False,
+}
+"""Settings of DuckDB for each connection."""
 
 LOCK_MESSAGE = "Could not set lock on file"
 OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
@@ -50,6 +58,33 @@ def fill_identifiers(sql: str, **names: str | Sequence[str] | Mapping[str, str])
     return re.sub(r"\{(\w+)((?: \w+)?)\}", quoted, without_header)
 
 
+def execute(
+    connection: duckdb.DuckDBPyConnection,
+    name: str,
+    parameters: Mapping[str, Any] | None = None,
+    /,
+    **identifiers: str | Sequence[str] | Mapping[str, str],
+) -> duckdb.DuckDBPyConnection:
+    """Run ``sql/<name>.sql`` with bound parameters. See `fill_identifiers` for identifiers."""
+    text = statement(name)
+    return connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)
+
+
+def set_option(connection: duckdb.DuckDBPyConnection, name: str, value: str | bool | list[str]) -> None:
+    """Change a setting of DuckDB.
+
+    Args:
+        name, value: as DuckDB documents them; a setting holds for the connection, or for the database in this process.
+    """
+    execute(connection, "settings/set", {"value": value}, setting=name)
+
+
+def fetch_rows(result: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    """The rows of a result, each as column to value."""
+    names = [column[0] for column in result.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
 @contextmanager
 def connect(
     path: str | Path,
@@ -73,12 +108,12 @@ def connect(
     """
     connection = _open(Path(path), read_only=read_only, create=create, lock_timeout_seconds=lock_timeout_seconds)
     try:
-        if connection.execute(statement("settings/database_file")).fetchone() == (None,):  # of a CSV file, for example
+        if execute(connection, "settings/database_file").fetchone() == (None,):  # of a CSV file, for example
             raise DatabaseError(NO_DATABASE.format(path))
-        for name in ("set_time_zone", "set_arrow_buffers", "set_progress_bar"):
-            connection.execute(statement(f"settings/{name}"))
+        for name, value in CONNECTION_OPTIONS.items():
+            set_option(connection, name, value)
         if memory_limit is not None:
-            connection.execute(statement("settings/set_memory_limit"), {"memory_limit": memory_limit})
+            set_option(connection, "memory_limit", memory_limit)
         yield connection
     except duckdb.Error as error:
         raise DatabaseError(f"{path}: {explain(error)}{describe_full_disk(path, error)}") from error
@@ -122,7 +157,7 @@ def restrict_sql(
             restricted to other folders.
     """
     allowed = [f"{path}/" for path in (*map(str, folders), *attach.values()) if not Path(path).is_file()]
-    (has_access, reachable), *_ = connection.execute(statement("settings/external_access")).fetchall()
+    (has_access, reachable), *_ = execute(connection, "settings/external_access").fetchall()
     if not has_access:
         if not set(allowed) <= set(reachable):
             raise DatabaseError(
@@ -134,11 +169,12 @@ def restrict_sql(
 
         attach_all(connection, attach)
     if temp_directory is not None:
-        connection.execute(statement("settings/set_temp_directory"), {"folder": str(temp_directory)})
-    connection.execute(statement("settings/set_allowed_directories"), {"folders": allowed})
-    connection.execute(statement("settings/set_allowed_paths"), {"paths": list(paths)})
-    for name in ("close_external_access", "set_allowed_configs", "lock_configuration"):
-        connection.execute(statement(f"settings/{name}"))
+        set_option(connection, "temp_directory", str(temp_directory))
+    set_option(connection, "allowed_directories", allowed)
+    set_option(connection, "allowed_paths", list(paths))
+    set_option(connection, "enable_external_access", False)
+    set_option(connection, "allowed_configs", [*CONNECTION_OPTIONS, "memory_limit", "disabled_optimizers"])
+    set_option(connection, "lock_configuration", True)
 
 
 def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: float) -> duckdb.DuckDBPyConnection:

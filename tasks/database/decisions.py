@@ -7,8 +7,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from sql import statement
-from tasks.database.connection import fill_identifiers
+from tasks.database.connection import execute
 from tasks.workloads.workload import Workload
 
 
@@ -32,21 +31,22 @@ def insert_decisions(
     """
     part_rows = ds.dataset(list(parts), schema=schema) if parts else schema.empty_table()
     connection.register("part_rows", part_rows)
-    connection.execute(statement("write/list_asked_questions"), {"tokens": tokens})
+    execute(connection, "write/list_asked_questions", {"tokens": tokens})
     connection.unregister("part_rows")
     digests = workload.kind.question_digests
-    asked = connection.execute(statement("write/list_open_questions"), {"requests": row["requests"]}).fetchall()
+    asked = execute(connection, "write/list_open_questions", {"requests": row["requests"]}).fetchall()
     shared = {name: value for name, value in row.items() if name != "keys"}
     for (numbers,) in asked:
         answered = {column for number in numbers for column in workload.kind.question_columns[number]}
         every = [column for columns in workload.kind.question_columns for column in columns]
-        text = fill_identifiers(
-            statement("write/insert_decisions"),
+        parameters = {"open_questions": numbers, "names": list(digests), "digests": list(digests.values())}
+        execute(
+            connection,
+            "write/insert_decisions",
+            shared | parameters,
             table=workload.output.table,
             keys=workload.key,
             answered=[column for column in every if column in answered],
             kept=["question_states", *(column for column in every if column not in answered)],
         )
-        parameters = {"open_questions": numbers, "names": list(digests), "digests": list(digests.values())}
-        connection.execute(text, shared | parameters)
-    connection.execute(statement("write/drop_asked_questions"))
+    execute(connection, "schema/drop_table", table="batchloom_asked_questions")

@@ -3,7 +3,7 @@
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -11,8 +11,7 @@ from pydoc_data.topics import topics
 import duckdb
 
 from engine.errors import ConfigError
-from sql import statement
-from tasks.database.connection import connect
+from tasks.database.connection import connect, execute
 from tasks.database.schema import create_schema
 
 MIN_DOCUMENTS = 30
@@ -104,37 +103,32 @@ def add_gold_rows(connection: duckdb.DuckDBPyConnection, contents: DemoContents)
     """Create or replace the tables with which answers of facts.toml and facets.toml are compared. A document shows code
     where a paragraph of it is indented, as the reference writes literal blocks."""
     bodies = {name: contents.documents[name].body for name in contents.kinds}
-    rows = [(name, kind, "\n\n " in f"\n\n{bodies[name]}") for name, kind in contents.kinds.items()]
-    _insert_rows(connection, "demo/gold_facts", ("doc_ids", "kinds", "have_code"), rows)
-    connection.execute(statement("demo/gold_facets"))
+    columns = {
+        "doc_ids": list(bodies),
+        "kinds": list(contents.kinds.values()),
+        "have_code": ["\n\n " in f"\n\n{body}" for body in bodies.values()],
+    }
+    execute(connection, "demo/gold_facts", columns)
+    execute(connection, "demo/gold_facets")
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, contents: DemoContents) -> None:
-    documents = contents.documents.values()
     asked = [
         (name, f"{name}-{number}", text)
         for name, questions in contents.questions.items()
         for number, text in enumerate(questions, start=1)
     ]
     searches = [(f"search-{number:02d}", text) for number, text in enumerate(contents.searches, start=1)]
-    queries = [(query_id, text) for _, query_id, text in asked] + searches
-    requests = [(name, query_id) for name, query_id, _ in asked]
+    queries = [*((query_id, text) for _, query_id, text in asked), *searches]
     candidates = [(query_id, name) for query_id, text in searches for name in contents.searches[text]]
-    _insert_rows(
-        connection, "demo/documents", ("doc_ids", "titles", "bodies"), [(t.name, t.title, t.body) for t in documents]
-    )
-    _insert_rows(connection, "demo/queries", ("query_ids", "texts"), queries)
-    _insert_rows(connection, "demo/snippet_requests", ("doc_ids", "query_ids"), requests)
-    _insert_rows(connection, "demo/ranking_candidates", ("query_ids", "doc_ids"), candidates)
-
-
-def _insert_rows(
-    connection: duckdb.DuckDBPyConnection, name: str, columns: Sequence[str], rows: Sequence[tuple[object, ...]]
-) -> None:
-    """Run the named statement once; each of its parameters is a whole column."""
-    connection.execute(
-        statement(name), {column: list(values) for column, values in zip(columns, zip(*rows, strict=True), strict=True)}
-    )
+    tables = {
+        "documents": [{"doc_id": t.name, "title": t.title, "body": t.body} for t in contents.documents.values()],
+        "queries": [{"query_id": query_id, "query_text": text} for query_id, text in queries],
+        "snippet_requests": [{"doc_id": name, "query_id": query_id} for name, query_id, _ in asked],
+        "ranking_candidates": [{"query_id": query_id, "doc_id": name} for query_id, name in candidates],
+    }
+    for table, rows in tables.items():
+        execute(connection, "write/insert_rows", {"rows": rows}, table=table)
 
 
 def read_reference_topic(name: str) -> ReferenceTopic | None:

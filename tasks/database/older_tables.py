@@ -4,8 +4,7 @@ from collections.abc import Mapping, Set
 
 import duckdb
 
-from sql import statement
-from tasks.database.connection import fill_identifiers
+from tasks.database.connection import execute
 from tasks.workloads.workload import Workload
 
 ADDED_TO_ANSWERS = {"compute_ms": "double", "prefix_group": "bigint"}
@@ -45,4 +44,4 @@ def add_columns(
     """
     for column, type_ in list_added(workload, table).items():
         if column.lower() in lacking:
-            connection.execute(fill_identifiers(statement("schema/add_column"), table=table, column={column: type_}))
+            execute(connection, "schema/add_column", table=table, column={column: type_})

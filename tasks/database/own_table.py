@@ -5,7 +5,7 @@ from functools import cache
 import duckdb
 
 from sql import statement
-from tasks.database.connection import fill_identifiers, quote_identifier
+from tasks.database.connection import execute, fill_identifiers, quote_identifier
 from tasks.database.schema import Relation, list_relations, list_request_columns
 from tasks.workloads.workload import Workload
 
@@ -22,11 +22,8 @@ def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, 
         statement("schema/create_latest_view"), view=f"latest_{table}", table=table, keys=workload.key
     ).split("<requests>")
     connection.execute(requests_sql.replace("'", "''").join(latest))
-    connection.execute(
-        fill_identifiers(
-            statement("schema/create_failed_view"), view=f"failed_{table}", latest=f"latest_{table}", keys=workload.key
-        )
-    )
+    views = {"view": f"failed_{table}", "latest": f"latest_{table}"}
+    execute(connection, "schema/create_failed_view", **views, keys=workload.key)
 
 
 def list_own_relations(workload: Workload) -> dict[str, Relation]:

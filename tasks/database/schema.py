@@ -9,6 +9,7 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
+from tasks.database.connection import execute
 from tasks.database.messages import explain
 from tasks.database.older_tables import add_columns
 from tasks.workloads.workload import Workload
@@ -29,7 +30,7 @@ class Relation:
 
 def list_relations(connection: duckdb.DuckDBPyConnection) -> dict[str, Relation]:
     """Tables and views of the database's current schema, by name in lower case."""
-    rows = connection.execute(statement("schema/relation_columns")).fetchall()
+    rows = execute(connection, "schema/relation_columns").fetchall()
     return {name: Relation(name=name, is_view=is_view, columns=columns) for name, is_view, columns in rows}
 
 
@@ -55,7 +56,7 @@ def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, da
 def list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> dict[str, str]:
     """The columns that the workload's query returns, with their types. See `check_requests`."""
     try:
-        query = connection.execute(statement("read/request_columns"), {"requests_sql": workload.requests_sql})
+        query = execute(connection, "read/request_columns", {"requests_sql": workload.requests_sql})
     except duckdb.Error as error:
         raise DatabaseError(f"{database}: {explain(error)}, which workload {workload.name!r} reads") from error
     return {column[0]: str(column[1]) for column in query.description or ()}
@@ -123,7 +124,7 @@ def _needed_relations(workload: Workload | None) -> Mapping[str, Relation]:
 def _shipped_relations() -> Mapping[str, Relation]:
     """The tables and views of ``schema.sql``, by name."""
     with duckdb.connect(":memory:") as blank:
-        blank.execute(statement("schema/schema"))
+        execute(blank, "schema/schema")
         return list_relations(blank)
 
 

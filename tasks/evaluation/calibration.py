@@ -90,7 +90,7 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
         comparison.execute("calibrate/delete_calibrations", digests)
         row = {"workload": workload.name, **digests, "gold": gold, "created_at": datetime.now(UTC)}
         for each in found:
-            comparison.execute("calibrate/insert_calibration", row | asdict(each))
+            comparison.execute("write/insert_rows", {"rows": [row | asdict(each)]}, table="calibrations")
         _create_views(comparison, workload, columns, str(database))
     return found
 

@@ -7,8 +7,8 @@ from typing import Literal
 import duckdb
 
 from engine.errors import DatabaseError
-from sql import statement
 from tasks.answers.reserved_names import RESERVED_COLUMNS
+from tasks.database.connection import execute
 from tasks.database.messages import explain
 from tasks.workloads.workload import Workload
 
@@ -49,7 +49,7 @@ def list_gold_columns(connection: duckdb.DuckDBPyConnection, gold: str) -> dict[
     """The columns of a gold table or view, named as in SQL with a schema and quotes where they are needed, with their
     types. Raises `DatabaseError` if there is no such table or view."""
     try:
-        rows = connection.execute(statement("gold/gold_columns"), {"gold": gold})
+        rows = execute(connection, "gold/gold_columns", {"gold": gold})
     except duckdb.Error as error:
         raise DatabaseError(f"no table or view {gold!r} with gold rows: {explain(error)}") from error
     return {column[0]: str(column[1]) for column in rows.description or ()}

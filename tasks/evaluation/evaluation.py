@@ -12,8 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import DatabaseError
-from sql import statement
-from tasks.database.connection import connect, fill_identifiers, transaction
+from tasks.database.connection import connect, execute, fetch_rows, transaction
 from tasks.database.existing_tables import check_own_view
 from tasks.database.schema import list_relations
 from tasks.evaluation.compared_column import ComparedColumn, list_columns, list_gold_columns, match_columns
@@ -218,8 +217,8 @@ class Comparison:
         """Insert the row of ``evaluations``; returns its run id and counts."""
         names = ("workload", "gold", "answers", "against")
         row = {name: getattr(evaluation, name) or None for name in names} | {"created_at": datetime.now(UTC)}
-        result = self.execute("evaluate/insert_evaluation", self._this | row)
-        return dict(zip([column[0] for column in result.description or ()], result.fetchall()[0], strict=True))
+        (counts,) = fetch_rows(self.execute("evaluate/insert_evaluation", self._this | row))
+        return counts
 
     def measure(self) -> list[Metric]:
         """Compute, insert and return the metrics of all compared rows, with intervals."""
@@ -227,9 +226,7 @@ class Comparison:
         num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // num_rows))
         for name in ("means", "label_metrics", "calibration_metrics"):
             self.execute(f"evaluate/insert_{name}", self._this | {"num_replicates": num_replicates})
-        result = self.execute("evaluate/metrics", self._this)
-        names = [column[0] for column in result.description or ()]
-        return [Metric(**dict(zip(names, row, strict=True))) for row in result.fetchall()]
+        return [Metric(**row) for row in fetch_rows(self.execute("evaluate/metrics", self._this))]
 
     def _pair(self, column: ComparedColumn) -> None:
         probability = column.probability or "no_probability"
@@ -278,5 +275,4 @@ class Comparison:
         self, name: str, parameters: Mapping[str, Any] | None = None, **identifiers: str | Sequence[str]
     ) -> duckdb.DuckDBPyConnection:
         """Run a statement of ``sql/``."""
-        text = statement(name)
-        return self._connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)
+        return execute(self._connection, name, parameters, **identifiers)

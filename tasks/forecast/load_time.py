@@ -8,8 +8,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import GGUF_TENSORS
 from engine.model.loading.gguf import gguf_file
-from sql import statement
-from tasks.database.connection import connect
+from tasks.database.connection import connect, execute
 from tasks.database.schema import list_relations
 
 PROBED_BYTES = 16 << 20
@@ -50,7 +49,7 @@ def _read_earlier(database: Path, name: str, model_digest: str, engine: EngineCo
     with connect(database, read_only=True) as connection:
         if not {"runs", "steps"} <= list_relations(connection).keys():
             return []
-        return [value for (value,) in connection.execute(statement(name), asked).fetchall() if value is not None]
+        return [value for (value,) in execute(connection, name, asked).fetchall() if value is not None]
 
 
 def _time_reading(checkpoint: Path) -> float:

@@ -8,7 +8,8 @@ from pathlib import Path
 from engine.errors import BatchloomError
 from tasks.layouts.choose import WORTH_SPLITTING, find_orders, order_rows, spread_orders
 from tasks.layouts.estimate import RowOrders
-from tasks.layouts.side import LayoutJob, Side, describe_orders
+from tasks.layouts.side import Side, count_tokens, describe_orders
+from tasks.runs.source import Source
 from tasks.workloads.workload import Workload
 
 AS_WRITTEN = "as written"
@@ -52,14 +53,14 @@ class LayoutAdvice:
     sentences: tuple[str, ...] = ()
 
 
-def advise_layouts(job: LayoutJob, workloads: Sequence[Workload]) -> LayoutAdvice:
+def advise_layouts(source: Source, workloads: Sequence[Workload]) -> LayoutAdvice:
     """Count the prompt tokens of workloads that are answered together, in their own and in other layouts. Raises what
     reading the rows and making their prompts raise."""
     with tempfile.TemporaryDirectory(prefix="batchloom-advise-") as name:
         folder = Path(name)
         sides = []
         for number, workload in enumerate(workloads):
-            side = Side.read(job, workload, folder / str(number))
+            side = Side.read(source, workload, folder / str(number))
             sides.append(replace(side, can_move=not side.parts.fixed_because))
         names, num_rows = tuple(workload.name for workload in workloads), sum(side.num_rows for side in sides)
         if not num_rows:
@@ -73,11 +74,11 @@ def advise_layouts(job: LayoutJob, workloads: Sequence[Workload]) -> LayoutAdvic
             LayoutCost(
                 name=name,
                 orders=tuple(describe_orders(side.parts, each) for side, each in zip(sides, orders, strict=True)),
-                num_computed_tokens=job.count_tokens(laid_out[name], folder / f"way-{number}"),
+                num_computed_tokens=count_tokens(source, laid_out[name], folder / f"way-{number}"),
             )
             for number, (name, orders) in enumerate(ways.items())
         )
-        num_prompt_tokens = job.count_tokens(laid_out[AS_WRITTEN], folder / "unshared", method="none")
+        num_prompt_tokens = count_tokens(source, laid_out[AS_WRITTEN], folder / "unshared", method="none")
     return LayoutAdvice(
         workloads=names,
         num_rows=num_rows,

@@ -15,7 +15,7 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 
-from sql import statement
+from tasks.database.connection import execute
 from tasks.layouts.parts import Order, Parts
 from tasks.storage.artifact import ArtifactRef, open_parquet
 from tasks.workloads.workload import Workload
@@ -85,7 +85,7 @@ def read_part_texts(requests: ArtifactRef, workload: Workload, parts: Parts) -> 
     open_parquet(requests).close()
     with duckdb.connect() as connection:
         given = {"requests": requests.path, "fields": list(fields)}
-        columns = connection.execute(statement("layouts/hash_fields"), given).fetchnumpy()
+        columns = execute(connection, "layouts/hash_fields", given).fetchnumpy()
     num_rows = len(columns[f"hash_{fields[0]}"])
     hashes = np.empty((num_rows, len(parts.parts)), np.uint64)
     num_bytes = np.empty((num_rows, len(parts.parts)), np.int64)

@@ -4,12 +4,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 
-from sql import statement
-from tasks.database.connection import connect, transaction
+from tasks.database.connection import connect, execute, transaction
 from tasks.database.schema import list_relations
 from tasks.layouts.parts import Order, arrange_workload, name_order, split_prompt
 from tasks.workloads.row_layouts import RowLayouts
@@ -42,11 +42,11 @@ def read_kept(database: str | Path, workload: Workload) -> Kept | None:
         relations = list_relations(connection)
         if TABLE not in relations:
             return None
-        found = connection.execute(statement("layouts/read_layout"), key).fetchall()
+        found = execute(connection, "layouts/read_layout", key).fetchall()
         order = tuple(found[0][0]) if found else ()
         if not found or sorted(order) != list(split_prompt(workload).written):
             return None
-        counted = connection.execute(statement("layouts/count_row_layouts"), key) if ROWS_TABLE in relations else None
+        counted = execute(connection, "layouts/count_row_layouts", key) if ROWS_TABLE in relations else None
         return Kept(order=order, has_rows=counted is not None and counted.fetchall() != [(0,)])
 
 
@@ -84,16 +84,17 @@ def keep_choices(database: str | Path, choices: Sequence[Choice], counts: Mappin
         DatabaseError: the database is locked or cannot be written.
     """
     with connect(database) as connection, transaction(connection):
-        connection.execute(statement("layouts/create_layouts"))
-        connection.execute(statement("layouts/create_row_layouts"))
+        execute(connection, "layouts/create_layouts")
+        execute(connection, "layouts/create_row_layouts")
         for workload, order, rows in choices:
             key = {"workload": workload.name, "template_digest": _digest(workload)}
-            connection.execute(statement("layouts/delete_layout"), {"workload": workload.name})
-            row = {"part_order": list(order), "template": arrange_workload(workload, order).prompt.template, **counts}
-            connection.execute(statement("layouts/insert_layout"), key | row)
+            execute(connection, "layouts/delete_layout", {"workload": workload.name})
+            template = arrange_workload(workload, order).prompt.template
+            row = {**key, "part_order": order, "template": template, **counts, "chosen_at": datetime.now(UTC)}
+            execute(connection, "write/insert_rows", {"rows": [row]}, table=TABLE)
             connection.register("chosen_rows", rows)
-            connection.execute(statement("layouts/delete_row_layouts"), key)
-            connection.execute(statement("layouts/insert_row_layouts"), key)
+            execute(connection, "layouts/delete_row_layouts", key)
+            execute(connection, "layouts/insert_row_layouts", key)
             connection.unregister("chosen_rows")
 
 

@@ -3,6 +3,7 @@
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy as np
 from tasks.layouts.choose import WORTH_SPLITTING, list_ways, spread_orders
 from tasks.layouts.estimate import count_bytes
 from tasks.layouts.kept import Choice, keep_choices, lay_out, use_kept
-from tasks.layouts.parts import split_prompt
-from tasks.layouts.side import LayoutJob, Side, can_move, describe_orders
+from tasks.layouts.parts import arrange_workload, split_prompt
+from tasks.layouts.side import Side, can_move, count_tokens, describe_orders
+from tasks.runs.source import Source
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -20,43 +22,47 @@ WORTH_CHANGING = 0.2
 """Share of the night's prompt tokens that a new layout must save if the present one was chosen or has answers."""
 
 
-def settle_layouts(job: LayoutJob, workloads: Sequence[Workload], *, is_kept: bool = True) -> list[Workload]:
+def settle_layouts(source: Source, workloads: Sequence[Workload], *, is_kept: bool = True) -> list[Workload]:
     """The workloads in the layouts of this night; those with ``layout = "auto"`` get the kept layout or a new one.
 
     Only rows without an answer count; answered rows keep their order. A better layout replaces one that was chosen
-    before, or has answers, only if the plan computes fewer tokens with it by `WORTH_CHANGING`. Raises what reading the
-    rows and making their prompts raise.
+    before, or has answers, only if the plan computes fewer tokens with it by `WORTH_CHANGING`. Steps of a cascade keep
+    the written layout: both models get the same prompt. Raises what reading the rows and making their prompts raise.
 
     Args:
         workloads: that are planned together.
         is_kept: False: nothing is written to the database.
     """
+    workloads = [arrange_workload(each, ()) if each.name in source.choices else each for each in workloads]
+    if all(workload.prompt.layout == "written" for workload in workloads):
+        return workloads
     for workload in workloads:
         if workload.prompt.layout == "auto" and (why := split_prompt(workload).fixed_because):
             LOGGER.info("%s: the layout stays as it is written: %s", workload.name, why)
-    laid_out = [use_kept(job.database, workload) for workload in workloads]
+    laid_out = [use_kept(source.database, workload) for workload in workloads]
     if not any(map(can_move, workloads)):
         return laid_out
     with tempfile.TemporaryDirectory(prefix="batchloom-layouts-") as folder:
-        sides = [Side.read(job, each, Path(folder, str(number))) for number, each in enumerate(workloads)]
+        sides = [Side.read(source, each, Path(folder, str(number))) for number, each in enumerate(workloads)]
         busy = {number: side for number, side in enumerate(sides) if side.num_rows}
         if not any(side.can_move for side in busy.values()):
             return laid_out
-        chosen, choices, counts = _choose(job, list(busy.values()), Path(folder))
+        chosen, choices, counts = _choose(source, list(busy.values()), Path(folder))
     if choices and is_kept:
-        keep_choices(job.database, choices, counts)
-        return [use_kept(job.database, workload) for workload in workloads]
+        keep_choices(source.database, choices, counts)
+        return [use_kept(source.database, workload) for workload in workloads]
     for number, workload in zip(busy, chosen, strict=True):
         laid_out[number] = workload
     return laid_out
 
 
 def _choose(
-    job: LayoutJob, sides: Sequence[Side], folder: Path
+    source: Source, sides: Sequence[Side], folder: Path
 ) -> tuple[list[Workload], list[Choice], Mapping[str, int]]:
     """The workloads in their layouts, the choices to keep, and the prompt tokens of a plan of all workloads. Layouts
     are compared by their texts first. Only if another one looks better are the prompts made in both layouts and their
     plans compared."""
+    count = partial(count_tokens, source, cache=source.database)
     texts, own = [side.read_texts() for side in sides], [side.read_orders() for side in sides]
     laid_out = [lay_out(side.workload, side.kept) for side in sides]
     best, num_tokens, num_before = own, 0, 0
@@ -67,9 +73,9 @@ def _choose(
         if not moved or count_bytes(texts, orders) >= limit * count_bytes(texts, own):
             continue
         if not num_before:
-            num_tokens = num_before = job.count_tokens(laid_out, folder / "before")
+            num_tokens = num_before = count(laid_out, folder / "before")
         other = [side.lay_out(each)[0] for side, each in zip(sides, orders, strict=True)]
-        num_other = job.count_tokens(other, folder / f"way-{number}")
+        num_other = count(other, folder / f"way-{number}")
         if num_other < min(limit * num_before, (1 - WORTH_SPLITTING) * num_tokens if number else num_before):
             laid_out, best, num_tokens = other, orders, num_other
     chosen = [
@@ -82,8 +88,8 @@ def _choose(
     as_written = spread_orders(texts, [side.parts.written for side in sides])
     written = [side.lay_out(orders)[0] for side, orders in zip(sides, as_written, strict=True)]
     counts = {
-        "num_computed_tokens": num_tokens or job.count_tokens(laid_out, folder / "chosen"),
-        "num_written_tokens": job.count_tokens(written, folder / "written"),
+        "num_computed_tokens": num_tokens or count(laid_out, folder / "chosen"),
+        "num_written_tokens": count(written, folder / "written"),
     }
     choices = []
     for side, rows in chosen:

@@ -1,7 +1,7 @@
 """One of several workloads that are planned together: its rows, their present layout, and possible layouts."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,9 @@ from tasks.layouts.estimate import PartTexts, RowOrders, read_part_texts
 from tasks.layouts.kept import Kept, lay_out, read_kept
 from tasks.layouts.parts import Order, Parts, name_order, split_prompt
 from tasks.plan_prefix import write_plan
-from tasks.read import ReadResult, read_requests
+from tasks.read import ReadResult, read
 from tasks.runs.run import make_runs_folder
+from tasks.runs.source import Source
 from tasks.storage.artifact import open_parquet, write_parquet
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.row_numbers import renumber
@@ -30,54 +31,38 @@ MOST_SHOWN = 3
 """Most orders of a workload's rows that a message names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutJob:
-    """The settings with which layouts are compared.
+def read_rows(source: Source, workload: Workload, folder: Path) -> ReadResult:
+    """The rows of a workload in its layout. See `tasks.read.read`; `folder` is made here."""
+    folder.mkdir(parents=True)
+    return read.fn(source, workload, folder)
 
-    Attributes:
-        database: with the rows, and the layouts of earlier nights.
-        checkpoint: its tokenizer counts the tokens.
-        model_digest: of the checkpoint; answers of other models do not count as done.
-        max_model_len: tokens of the longest prompt plus answer.
-        method, block_size: of the plans; see `tasks.plan_prefix.write_plan`.
-        full: answered rows are answered again.
-        attach: what queries may read beside the database.
+
+def count_tokens(
+    source: Source,
+    workloads: Sequence[Workload],
+    folder: Path,
+    *,
+    cache: Path | None = None,
+    method: PlanMethod | None = None,
+) -> int:
+    """Prompt tokens that one plan of all rows computes. Prompts are made as in a night; raises what that raises.
+
+    Args:
+        workloads: in their layouts.
+        folder: made here, for temporary files.
         cache: database whose cache keeps the tokens for the night; None: they are not kept.
+        method: of the plan; None for the source's own.
     """
-
-    database: Path
-    checkpoint: Path
-    model_digest: str
-    max_model_len: int
-    method: PlanMethod
-    block_size: int | None = None
-    full: bool = False
-    attach: Mapping[str, str] = field(default_factory=dict)
-    cache: Path | None = None
-
-    def read(self, workload: Workload, folder: Path) -> ReadResult:
-        """The rows of a workload in its layout. See `tasks.read.read_requests`."""
-        folder.mkdir(parents=True)
-        return read_requests(self.database, workload, self.model_digest, folder, full=self.full, attach=self.attach)
-
-    def count_tokens(self, workloads: Sequence[Workload], folder: Path, method: PlanMethod | None = None) -> int:
-        """Prompt tokens that one plan of all rows computes. Prompts are made as in a night; raises what that raises.
-
-        Args:
-            workloads: in their layouts.
-            folder: made here, for temporary files.
-            method: of the plan; None for the job's own.
-        """
-        cache = self.cache or folder / "cache"
-        prompts = []
-        for number, workload in enumerate(workloads):
-            requests = self.read(workload, folder / str(number)).requests
-            make_runs_folder(cache)
-            given = (str(self.checkpoint), self.model_digest, self.max_model_len)
-            prompts.append(tokenize.fn(str(cache), requests, workload, *given))
-        joint = write_parquet(folder / "joint.parquet", TOKENS_SCHEMA, renumber(prompts, TOKENS_SCHEMA))
-        plan = write_plan(joint, folder / "plan.parquet", method or self.method, PARTITION_TOKENS, 1, self.block_size)
-        return read_plan_summary(plan).sharing.num_processed_tokens
+    cache = cache or folder / "cache"
+    prompts = []
+    for number, workload in enumerate(workloads):
+        requests = read_rows(source, workload, folder / str(number)).requests
+        make_runs_folder(cache)
+        prompts.append(tokenize.fn(source, requests, workload, cache))
+    joint = write_parquet(folder / "joint.parquet", TOKENS_SCHEMA, renumber(prompts, TOKENS_SCHEMA))
+    method, target = method or source.method, folder / "plan.parquet"
+    plan = write_plan(joint, target, method, PARTITION_TOKENS, 1, source.block_size)
+    return read_plan_summary(plan).sharing.num_processed_tokens
 
 
 def can_move(workload: Workload) -> bool:
@@ -115,14 +100,14 @@ class Side:
     found: ReadResult
 
     @classmethod
-    def read(cls, job: LayoutJob, workload: Workload, folder: Path) -> "Side":
+    def read(cls, source: Source, workload: Workload, folder: Path) -> "Side":
         """Read the kept layout and the rows.
 
         Args:
             workload, folder: as in its file; for the rows, made here.
         """
-        kept = read_kept(job.database, workload)
-        found = job.read(lay_out(workload, kept), folder)
+        kept = read_kept(source.database, workload)
+        found = read_rows(source, lay_out(workload, kept), folder)
         parts = split_prompt(workload)
         return cls(workload=workload, parts=parts, kept=kept, can_move=can_move(workload), found=found)
 

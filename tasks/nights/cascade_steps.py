@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from engine.errors import ConfigError
 from tasks.cascades.cascade import Cascade, find_probability_columns
@@ -36,8 +37,8 @@ def add_cascades(
     Raises:
         ConfigError: answers have no probability, or the cascade leads to the workload's own model.
     """
-    added: list[Step] = []
-    found, roles, last = dict(workloads), dict[str, CascadeStep](), dict[str, str]()
+    added, found, roles = list[Step](), dict(workloads), dict[str, CascadeStep]()
+    last: dict[str, str] = {}
     for step in steps:
         added.append(step)
         cascade = cascades.get(step.name)
@@ -46,28 +47,19 @@ def add_cascades(
         if cascade.to == step.model:
             raise ConfigError(f"workload {step.name!r}: the cascade leads to {cascade.to!r}, the workload's own model")
         find_probability_columns(workloads[step.name])
-        names: dict[str, Role] = {step.name: "first"}
-        second = f"{step.name}-{re.sub('[^A-Za-z0-9_]+', '-', cascade.to).strip('-')}"
-        names |= {f"{second}-sample": "sample"} if cascade.num_sampled else {}
-        names |= {second: "unsure"}
-        previous = ""
-        for name, role in names.items():
+        last[step.name] = second = f"{step.name}-{re.sub('[^A-Za-z0-9_]+', '-', cascade.to).strip('-')}"
+        sample: dict[str, Role] = {f"{second}-sample": "sample"} if cascade.num_sampled else {}
+        chain: dict[str, Role] = {step.name: "first", **sample, second: "unsure"}
+        for name, role in chain.items():
             roles[name] = CascadeStep(workload=step.name, role=role, model=step.model, cascade=cascade)
-            if previous:
-                if name in found:
-                    raise ConfigError(
-                        f"workload {step.name!r}: a step of its cascade is called {name!r}, as a workload"
-                    )
-                added.append(Step(name=name, model=cascade.to, after=(previous,)))
-                found[name] = replace(workloads[step.name], name=name, adapter=None)
-            previous = name
-        last[step.name] = second
-    inside = roles.keys() - last.keys()
-    return (
-        tuple(
-            step if step.name in inside else replace(step, after=tuple(last.get(name, name) for name in step.after))
-            for step in added
-        ),
-        found,
-        roles,
+        for before, name in pairwise(chain):
+            if name in found:
+                raise ConfigError(f"workload {step.name!r}: a step of its cascade is called {name!r}, as a workload")
+            added.append(Step(name=name, model=cascade.to, after=(before,)))
+            found[name] = replace(workloads[step.name], name=name, adapter=None)
+    is_added = roles.keys() - last.keys()
+    ordered = (
+        step if step.name in is_added else replace(step, after=tuple(last.get(name, name) for name in step.after))
+        for step in added
     )
+    return tuple(ordered), found, roles

@@ -6,8 +6,7 @@ from pathlib import Path
 import duckdb
 
 from engine.errors import BatchloomError
-from sql import statement
-from tasks.database.connection import connect, fill_identifiers, quote_identifier, restrict_sql
+from tasks.database.connection import connect, execute, quote_identifier, restrict_sql, set_option
 from tasks.database.schema import INPUT_TABLES, check_requests, check_schema, create_schema, list_relations
 from tasks.nights.graph import Step, plan_waves
 from tasks.workloads.workload import Workload
@@ -31,9 +30,9 @@ def find_query_problems(
     problems: dict[str, str] = {}
     after = {step.name: step.after for step in steps}
     with connect(database, read_only=True) as connection:
-        connection.execute(fill_identifiers(statement("attach/folder"), name=PLANNED))
+        execute(connection, "attach/folder", name=PLANNED)
         restrict_sql(connection, [], attach)
-        own = _schema_name(connection.execute(statement("read/current_database")).fetchall()[0][0])
+        own = _schema_name(execute(connection, "read/current_database").fetchall()[0][0])
         for name in (name for wave in plan_waves(steps) for name in wave.steps):
             if any(other in problems for other in after[name]):
                 problems[name] = ""
@@ -47,14 +46,14 @@ def find_query_problems(
 
 def _check_step(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str, own: str) -> None:
     """Check a query and its output table, then create the step's tables in `PLANNED` for the checks of later steps."""
-    connection.execute(statement("settings/set_search_path"), {"schemas": own})
+    set_option(connection, "search_path", own)
     check_schema(connection, workload, database)
     existing = list_relations(connection)
-    connection.execute(statement("settings/set_search_path"), {"schemas": f"{_schema_name(PLANNED)},{own}"})
+    set_option(connection, "search_path", f"{_schema_name(PLANNED)},{own}")
     check_requests(connection, workload, database)
     create_schema(connection, workload)
     for table in INPUT_TABLES & existing.keys() & list_relations(connection).keys():
-        connection.execute(fill_identifiers(statement("schema/drop_table"), table=table))
+        execute(connection, "schema/drop_table", table=table)
 
 
 def _schema_name(database: str) -> str:

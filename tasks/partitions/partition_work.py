@@ -15,14 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from engine.completion import Completion
-from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
-from tasks.database.messages import describe_write_error
 from tasks.partitions.part import STEPS_SCHEMA, answer_batch, step_batch
 from tasks.prompts.text_codec import TextCodec
 from tasks.runs.progress import PartitionProgress
-from tasks.storage.artifact import list_whole, write_parquet
+from tasks.storage.artifact import list_whole, write_parquet, writing
 from tasks.workloads.workload import Workload
 
 
@@ -71,13 +69,11 @@ class AttemptLog:
 
     def _write(self, path: Path, mode: Literal["ab", "wb"], content: bytes = b"") -> int:
         """Append to the file or empty it; returns its size. Raises `ArtifactError` if it cannot be written."""
-        try:
+        with writing(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with open(path, mode) as file:
                 file.write(content)
                 size = file.tell()
-        except OSError as error:
-            raise ArtifactError(describe_write_error(path, error)) from error
         self.upload_file(path)
         return size
 

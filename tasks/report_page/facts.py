@@ -12,8 +12,7 @@ from typing import Any
 import duckdb
 
 from engine.errors import ArtifactError, DatabaseError
-from sql import statement
-from tasks.database.connection import fill_identifiers
+from tasks.database.connection import execute
 from tasks.database.schema import list_relations
 from tasks.storage.artifact import ArtifactRef, open_parquet
 
@@ -75,8 +74,8 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: Artifa
         run: of `read_run`.
         plan: the run's plan artifact, or None; a missing or damaged file counts as None.
     """
-    connection.execute(statement("report/steps/timeline"), {"run_id": run.run_id})
-    connection.execute(statement("report/nice_width"))
+    execute(connection, "report/steps/timeline", {"run_id": run.run_id})
+    execute(connection, "report/nice_width")
     slowest = {"num_rows": NUM_SLOWEST}
     config, versions = _json_object(run.config), _json_object(run.versions)
     prediction, workload = config.get("prediction"), config.get("workload")
@@ -103,9 +102,8 @@ def _read_answers(
     connection: duckdb.DuckDBPyConnection, this_run: Mapping[str, Any], keys: Sequence[str]
 ) -> dict[str, Any]:
     """Facts from the output table with rows of this run, if there is one; reads report_plan_groups."""
-    for (table,) in connection.execute(statement("report/answers/tables")).fetchall():
-        query = fill_identifiers(statement("report/answers/exist"), table=table)
-        if connection.execute(query, this_run).fetchall()[0][0]:
+    for (table,) in execute(connection, "report/answers/tables").fetchall():
+        if execute(connection, "report/answers/exist", this_run, table=table).fetchall()[0][0]:
             slowest = {**this_run, "num_rows": NUM_SLOWEST}
             return {
                 "lengths": _read(connection, "answers/lengths", {**this_run, "num_bins": NUM_LENGTH_BINS}, table=table),
@@ -118,7 +116,7 @@ def _read_answers(
 
 def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) -> dict[str, Any]:
     """Facts from the plan; makes report_plan_groups, which is empty without a plan."""
-    connection.execute(statement("report/plan/no_groups"))
+    execute(connection, "report/plan/no_groups")
     if plan is None:
         return {}
     try:
@@ -126,7 +124,7 @@ def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) 
     except ArtifactError:
         return {}
     file = {"plan": plan.path}
-    connection.execute(statement("report/plan/groups"), file)
+    execute(connection, "report/plan/groups", file)
     return {
         "share_degrees": _read(connection, "plan/share_degrees", file),
         "prefix_lengths": _read(connection, "plan/prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}),
@@ -151,8 +149,7 @@ def _read(
     **identifiers: str | Sequence[str],
 ) -> list[Row]:
     """The rows of ``sql/report/<name>.sql``."""
-    text = statement(f"report/{name}")
-    result = connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)
+    result = execute(connection, f"report/{name}", parameters, **identifiers)
     row_type = namedtuple(name.split("/")[-1], [column[0] for column in result.description or ()])  # type: ignore[misc]
     return [row_type(*row) for row in result.fetchall()]
 

@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from engine.config import EngineConfig
 from engine.errors import FailureRateError
-from tasks.runs.member import Member
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
 
@@ -90,6 +89,22 @@ class FailurePolicy:
             f"{num_failed:,} of {num_rows:,} rows failed, max_error_rate allows {self.max_error_rate:.0%}: {common}"
             + (f"; and {rest:,} other reasons" if rest > 0 else "")
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One of the workloads whose rows are in one plan.
+
+    Attributes:
+        run_folder: of the workload's run, for its parts and step records.
+        first_row_id: row id of its first row in the plan; the next member's rows follow its own.
+        expected_output_tokens: of an answer, see `AnswerLength`.
+    """
+
+    run_folder: str
+    workload: Workload
+    first_row_id: int
+    expected_output_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from engine.errors import ArtifactError
 from engine.execution.step_record import StepRecord
-from tasks.database.messages import describe_write_error
+from tasks.storage.artifact import writing
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -109,12 +108,10 @@ class PartitionProgress:
     def _write(self) -> None:
         self._written_at = time.monotonic()
         temporary = self._path.with_suffix(".tmp")
-        try:
+        with writing(self._path):
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             temporary.write_text(json.dumps(self._counts))
             temporary.replace(self._path)
-        except OSError as error:
-            raise ArtifactError(describe_write_error(self._path, error)) from error
 
 
 def read_counts(run_folder: str | Path) -> Counts:

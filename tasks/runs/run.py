@@ -20,10 +20,9 @@ from typing import Any
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 
 from engine.errors import ArtifactError, DatabaseError
-from tasks.database.messages import describe_write_error
 from tasks.runs.lowered_engines import list_lowered
 from tasks.runs.run_record import RunRecord, RunStatus
-from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder
+from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder, writing
 from tasks.workloads.workload import Workload
 
 WORK_FOLDERS = ("parts", "attempts", "engines", "progress")
@@ -36,11 +35,9 @@ PACKAGES = ("batchloom", "torch", "transformers", "duckdb", "pyarrow", "prefect"
 def make_runs_folder(database: str | Path) -> Path:
     """Make `runs_folder` if it is missing, readable by its owner alone; `ArtifactError` if that fails."""
     root = runs_folder(database)
-    try:
+    with writing(root):
         root.mkdir(mode=0o700, exist_ok=True)
         root.chmod(0o700)
-    except OSError as error:
-        raise ArtifactError(describe_write_error(root, error)) from error
     return root
 
 
@@ -66,11 +63,9 @@ def hold_database(database: str | Path, *, is_written: bool = True) -> Iterator[
         except BlockingIOError as error:
             holder = file.read().strip() or "unknown"
             raise DatabaseError(f"another run works on {database} (process id {holder}); one at a time") from error
-        try:
+        with writing(path):
             file.truncate(0)
             os.write(file.fileno(), f"{os.getpid()}\n".encode())
-        except OSError as error:
-            raise ArtifactError(describe_write_error(path, error)) from error
         yield
 
 
@@ -147,11 +142,9 @@ class Run:
         if not re.fullmatch(r"(?!\.)[A-Za-z0-9._-]+", run_id):
             raise ArtifactError(f"a run id holds letters, digits, '.', '_' and '-' only, got {run_id!r}")
         folder = (root or make_runs_folder(database)) / run_id
-        try:
+        with writing(folder):
             for path in (folder, folder / "parts", folder / "steps"):
                 path.mkdir(mode=0o700)
-        except OSError as error:
-            raise ArtifactError(describe_write_error(folder, error)) from error
         run = cls(database, str(folder.absolute()), record)
         run._save()
         return run

@@ -30,6 +30,17 @@ class ArtifactRef:
 
 
 @contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Turn an `OSError` in the block into an `ArtifactError` that says why the file or folder cannot be written."""
+    try:
+        yield
+    except ArtifactError:
+        raise
+    except OSError as error:
+        raise ArtifactError(describe_write_error(path, error)) from error
+
+
+@contextmanager
 def replace_file(path: str | Path) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces `path` when the block ends without an exception, safe against power loss.
 
@@ -40,20 +51,17 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except ArtifactError:
-        raise
-    except OSError as error:
-        raise ArtifactError(describe_write_error(target, error)) from error
+        with writing(target):
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+            folder = os.open(target.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from engine.errors import ArtifactError
 from sql import statement
-from tasks.database.connection import fill_identifiers
+from tasks.database.connection import fill_identifiers, set_option
 from tasks.database.messages import explain
 from tasks.storage.batches import BATCH_ROWS
 from tasks.storage.spill_file import SpillFile
@@ -40,17 +40,16 @@ def sort_on_disk(
     in DuckDB's temporary files. DuckDB deletes those at the end, and those of killed processes when it next writes
     some."""
     failures: list[BaseException] = []
-    with SpillFile(folder) as spill, duckdb.connect(":memory:", config={"threads": 1}) as connection:
+    options = {"threads": 1, "memory_limit": MEMORY_LIMIT, "temp_directory": str(folder)}
+    with SpillFile(folder) as spill, duckdb.connect(":memory:", config=options) as connection:
         rows = _NarrowRows(begun[0].schema, by, spill, hash_columns)
         schema = rows.narrow(begun[0].slice(0, 0)).schema.append(pa.field("arrival", pa.int64()))
         begun.reverse()
         first = (begun.pop() for _ in range(len(begun)))
         arriving = _count_rows(map(rows.narrow, chain(first, batches)), failures)
         try:
-            connection.execute(statement("settings/set_arrow_buffers"))
-            connection.execute(statement("settings/set_progress_bar"))
-            connection.execute(statement("settings/set_memory_limit"), {"memory_limit": MEMORY_LIMIT})
-            connection.execute(statement("settings/set_temp_directory"), {"folder": str(folder)})
+            set_option(connection, "arrow_large_buffer_size", True)
+            set_option(connection, "enable_progress_bar", False)
             connection.register("arriving", pa.RecordBatchReader.from_batches(schema, arriving))
             ordered = connection.sql(fill_identifiers(statement("storage/sort_rows"), by=by)).to_arrow_reader(
                 BATCH_ROWS

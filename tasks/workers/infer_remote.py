@@ -1,4 +1,4 @@
-"""Variants of the task `infer` in another process: of this host's pool, or on a Ray cluster."""
+"""The task `infer` on a Ray cluster."""
 
 import os
 from dataclasses import replace
@@ -11,14 +11,7 @@ from tasks.partitions.partition_work import AttemptLog
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run_exchange import local_job
 from tasks.storage.artifact import ArtifactRef
-from tasks.workers.worker_pool import WorkerPool, begin_partition
-
-
-@task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
-def infer_in_pool(partition: int, job: InferJob, pool: WorkerPool) -> list[ArtifactRef] | None:
-    """See `WorkerPool.answer`."""
-    with job.stop.make_on_error():
-        return pool.answer(partition, job)
+from tasks.workers.worker_pool import begin_partition
 
 
 @task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")

@@ -20,13 +20,12 @@ from engine.model.adapters.adapter import Adapter, check_adapter
 from engine.model.loading.checkpoint import is_plain_chat
 from tasks.answers.kind import AnswerKind
 from tasks.answers.reserved_names import RESERVED_COLUMNS
-from tasks.answers.toml_value import Name, Output, Text, Texts, must, refuse_if
+from tasks.answers.toml_value import CONFIG, Name, Output, Text, Texts, must, refuse_if
 from tasks.workloads.fault import FOREIGN_KEYS, describe_fault
 from tasks.workloads.row_layouts import RowLayouts
 
 SHIPPED = Path(__file__).parents[2] / "workloads"
 
-_CONFIG = pydantic.ConfigDict(extra="forbid")
 _PLAIN = re.compile("[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -50,7 +49,7 @@ def _find_adapter(given: object, info: ValidationInfo) -> object:
         raise ValueError(str(error).removeprefix("adapter ")) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Prompt:
     """How a row becomes a prompt.
 
@@ -103,7 +102,7 @@ class Prompt:
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG | pydantic.ConfigDict(arbitrary_types_allowed=True))
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG | pydantic.ConfigDict(arbitrary_types_allowed=True))
 class Workload:
     """One nightly job over a table.
 

@@ -10,13 +10,14 @@ from prefect import flow
 from engine.config import EngineConfig
 from engine.planning.plan import SharingStats
 from flows.prediction import predict_night
-from flows.settings import EngineSettings, PlanSettings, WorkerSettings
+from flows.settings import EngineSettings, WorkerSettings
 from flows.workers import FEWEST_TOKENS_TO_PREDICT, Workers
-from flows.workload_run import Night, Source
+from flows.workload_run import Night
 from tasks.forecast.prediction import spread
 from tasks.report import write_report
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
+from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary
 from tasks.workers.engine_team import hand_out
@@ -118,8 +119,6 @@ def test_a_night_that_cannot_be_predicted_goes_on(
             checkpoint=tmp_path / "gone",
             model_digest="",
             max_model_len=1024,
-            planning=PlanSettings(),
-            full=False,
         ),
         engine=EngineConfig(device="cpu"),
         failures=FailurePolicy(),

@@ -44,7 +44,7 @@ class Engine:
 
     def run(self, pace: Pace | None) -> None:
         given: dict[str, Any] = {"job": SimpleNamespace(stop=self.stop)}
-        submit_in_time(self, None, range(len(self.steps)), given, 1, pace)  # type: ignore[arg-type]
+        submit_in_time(self, range(len(self.steps)), given, 1, pace)  # type: ignore[arg-type]
 
 
 @pytest.fixture

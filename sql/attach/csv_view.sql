@@ -1,7 +1,0 @@
--- purpose: a view of a CSV file, named after the file, which is read at each query
--- grain:   a view
--- inputs:  the file, whose path as a text literal stands where <path> is
--- identifiers: {name}, {file}
--- parameters: none
-
-create or replace view {name}.{file} as from read_csv(<path>)

@@ -1,7 +1,0 @@
--- purpose: attach another sqlite file read-only under a name
--- grain:   an attached database, until this process closes the database
--- inputs:  the file
--- identifiers: {name}
--- parameters: $path
-
-attach $path as {name} (type sqlite, read_only)

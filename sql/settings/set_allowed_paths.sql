@@ -1,6 +1,0 @@
--- purpose: files that SQL may read and write without external access
--- grain:   a setting of the database, until this process closes it
--- inputs:  none
--- parameters: $paths (absolute paths)
-
-set allowed_paths = $paths
