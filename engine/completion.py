@@ -41,9 +41,5 @@ class Completion:
 
     @classmethod
     def refuse(cls, request_id: str, num_prompt_tokens: int, why: str) -> "Completion":
-        """The completion of a request that cannot be answered.
-
-        Args:
-            request_id, num_prompt_tokens, why: see the attributes; why is the error.
-        """
+        """The completion of a request that cannot be answered, for the reason `why`. See `Completion`."""
         return cls(request_id=request_id, finish_reason="error", num_prompt_tokens=num_prompt_tokens, error=why)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from pathlib import Path
 from threading import Lock, Thread, current_thread
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from engine.completion import Completion
 from engine.config import EngineConfig
+from engine.conflicts import check_model
 from engine.device.placement import find_dtype, resolve_device, use_device
 from engine.device.threads import use_threads
 from engine.errors import BusyError, ConfigError
@@ -26,20 +27,19 @@ from engine.model.loading.checkpoint import is_quantized
 from engine.model.model import Model
 from engine.model.other_models import load_other
 from engine.planning.group import PrefixGroup
-from engine.request import Mode, Request
+from engine.pooling.pooler import causal_pooler, why_too_many
+from engine.request import Request
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.sharing import check_groups, schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Answered
-from engine.several_processes import check_model
 
 if TYPE_CHECKING:
     import transformers
 
     from engine.disaggregation.disaggregated_run import PromptProcess
     from engine.model.shard import Shard
-    from engine.pooling.pooler import Pooler
 
 
 class Engine(BatchCalls):
@@ -61,9 +61,8 @@ class Engine(BatchCalls):
 
             self._config = fill_in(config, model.settings, model.device, model.dtype, model.shard)
         self._model = model
-        self._checkpoint = checkpoint
         self._make_node: Callable[..., PrefixNode] = PrefixNode
-        self._poolers: dict[Mode, Pooler] = {}
+        self._find_pooler = cache(partial(causal_pooler, checkpoint, model.device, model.hidden_size))
         self._overlaps_steps = can_overlap(config, model.device)
         self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
         self._cache = self._runner.cache
@@ -120,11 +119,14 @@ class Engine(BatchCalls):
         return cls(loaded, config, None if is_loaded else str(model))
 
     def use_adapter(self, adapter: Adapter | None) -> None:
-        """Exchanges the adapter, which is a call as any other; None: the base alone. Raises as `exchange_adapter`."""
-        from engine.model.adapters.adapted_model import exchange_adapter  # imported only when needed
+        """Exchanges the adapter, which is a call as any other; None: the base alone. Raises as
+        `AdaptedModel.use_adapter`; `ConfigError` where the model was loaded without its base."""
+        from engine.model.adapters.adapted_model import AdaptedModel  # imported only when needed
 
         with closing(self._begin(step for step in list[Any]())):  # a run without steps
-            exchange_adapter(self._model, adapter, self._runner.attention)
+            if not isinstance(self._model, AdaptedModel) or not self._model.keeps_base:
+                raise ConfigError("adapters are exchanged in an engine that was loaded with keeps_base=True")
+            self._model.use_adapter(adapter, self._runner.attention)
             if self._runner.graphs is not None:
                 self._runner.graphs.forget()
 
@@ -158,11 +160,8 @@ class Engine(BatchCalls):
 
     def why_impossible(self, request: Request, *, can_decode: bool = False) -> str | None:
         """Why a request cannot be answered even alone; None where it can."""
-        if request.dimensions is not None:
-            from engine.execution.pooled_output import why_too_long  # imported only when needed
-
-            if reason := why_too_long(request, self._model, self._poolers, self._checkpoint):
-                return reason
+        if request.dimensions is not None and (reason := why_too_many(request, self._find_pooler("embed"))):
+            return reason
         return why_impossible(request, self._model, self._cache, self.max_model_len, can_decode=can_decode)
 
     def run_plan(
@@ -186,11 +185,11 @@ class Engine(BatchCalls):
         check_groups(requests, groups)
         if not (decode is None or callable(decode)):
             raise ConfigError(f"decode must be a function of token ids, got {decode!r}")
-        sampler = TokenSampler(self._model, decode)
-        if any(request.is_pooled or request.is_constrained for request in requests):
-            from engine.execution.pooled_output import make_sampler  # imported only when needed
-
-            sampler = make_sampler(self._model, requests, decode, self._poolers, self._checkpoint)
+        poolers = {mode: self._find_pooler(mode) for mode in {r.mode for r in requests if r.is_pooled}}
+        make_sampler = TokenSampler
+        if any(request.is_constrained for request in requests):
+            from engine.execution.constrained_sampler import ConstrainedSampler as make_sampler  # needs llguidance
+        sampler = make_sampler(self._model, decode, poolers)
         impossible = dict[int, Completion]()
         for index, request in enumerate(requests):
             if reason := self.why_impossible(request, can_decode=decode is not None):

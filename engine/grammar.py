@@ -194,13 +194,14 @@ class Constraint:
     Attributes:
         forced: the next tokens where they are forced; where the answer is complete, its end-of-sequence token.
         has_ended: whether the answer has its end-of-sequence token.
+        matcher: llguidance's state of the answer.
     """
 
-    __slots__ = ("_accepted", "_grammar", "_matcher", "forced", "has_ended")
+    __slots__ = ("_accepted", "_grammar", "forced", "has_ended", "matcher", "vocabulary")
 
     def __init__(self, grammar: Grammar, known: Sequences[int]) -> None:
-        self._grammar = grammar
-        self._matcher = grammar.new_matcher()
+        self._grammar, self.vocabulary = grammar, grammar.vocabulary
+        self.matcher = grammar.new_matcher()
         self._accepted: list[int] = []
         self.has_ended = False
         self.forced: list[int] = []
@@ -211,20 +212,12 @@ class Constraint:
     @property
     def error(self) -> str | None:
         """Why the answer cannot go on, where the grammar's states exceed llguidance's limits; else None."""
-        return _first_line(self._matcher.get_error()) if self._matcher.is_error() else None
+        return _first_line(self.matcher.get_error()) if self.matcher.is_error() else None
 
     @property
     def is_complete(self) -> bool:
         """Whether only an end-of-sequence token may follow."""
-        return self._matcher.is_stopped()
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self._grammar.vocabulary
-
-    @property
-    def matcher(self) -> LLMatcher:
-        return self._matcher
+        return self.matcher.is_stopped()
 
     def accept(self, token_id: int) -> None:
         """Appends the next token of the answer, which must be an allowed one."""
@@ -233,7 +226,7 @@ class Constraint:
             self.forced = []
             return
         self._accepted.append(token_id)
-        if not self._matcher.consume_token(token_id):
+        if not self.matcher.consume_token(token_id):
             self.restart()
         self.forced = self.forced[1:]
         if not self.forced:
@@ -250,7 +243,7 @@ class Constraint:
     def count_allowed(self, token_ids: Sequences[int]) -> int:
         """How many of the tokens, from the first on, the answer allows; end-of-sequence tokens are not counted."""
         ends = self.vocabulary.eos_token_ids
-        return max(0, self._matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)]))
+        return max(0, self.matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)]))
 
     def goes_on(self, token_ids: Sequences[int]) -> Iterator["Constraint"]:
         """Copies that are ahead by the first of the allowed next tokens, by two, and so on, up to one that differs from
@@ -260,18 +253,18 @@ class Constraint:
             if later.forced and later.forced[0] != token_id:
                 return
             later = copy(later)
-            later._matcher, later._accepted = later._matcher.deep_copy(), [*later._accepted]
+            later.matcher, later._accepted = later.matcher.deep_copy(), [*later._accepted]
             later.accept(token_id)
             yield later
 
     def restart(self) -> None:
         """Continues with new states, where the states shared by all answers have exceeded llguidance's limits."""
-        self._matcher = self._grammar.renew()
-        self._matcher.consume_tokens(self._accepted)
+        self.matcher = self._grammar.renew()
+        self.matcher.consume_tokens(self._accepted)
 
     def _look_ahead(self) -> None:
         ends = self.vocabulary.eos_token_ids
-        self.forced = [*ends] if self.is_complete and len(ends) == 1 else self._matcher.compute_ff_tokens()
-        if self._matcher.is_error():
+        self.forced = [*ends] if self.is_complete and len(ends) == 1 else self.matcher.compute_ff_tokens()
+        if self.matcher.is_error():
             self.restart()
-            self.forced = self._matcher.compute_ff_tokens()
+            self.forced = self.matcher.compute_ff_tokens()

@@ -25,6 +25,7 @@ from engine.device.gpu import find_fp8
 from engine.errors import ConfigError
 from engine.kernels.draw import draw_tokens as draw_tokens_ref
 from engine.kernels.reference import paged_attention_ref
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.fused import FusedAttention
 from engine.kernels.triton.layers.fp8 import quantize_weights, scaled_linear
@@ -80,7 +81,7 @@ def _tiles(case: Case, device: torch.device) -> dict[str, str]:
     step = Step.make(case, device)
     found = dict(gated(step, lambda _: "agrees with float64", QUICK))
     expected = paged_attention_ref(
-        step.query.double(), step.k_cache.double(), step.v_cache.double(), step.batch, scale=step.scale
+        step.query.double(), step.k_cache.double(), step.v_cache.double(), step.batch, Scoring(scale=step.scale)
     )
     for name, attend in every_launch(step):
         error = float((attend().double() - expected).abs().max())
@@ -115,16 +116,16 @@ def _merges(stage: StageRun) -> dict[str, float]:
             torch.randn(shape, generator=generator, device=run.device, dtype=torch.bfloat16)
             for shape in ((batch.num_rows, 8, 128), (num_blocks, 16, 2, 128), (num_blocks, 16, 2, 128))
         )
-        work = backend.prepare(batch)
+        work, scoring = backend.prepare(batch), Scoring(scale=128**-0.5)
         first: torch.Tensor | None = None
         for _ in range(num_repeats):
             work.partial_out.fill_(torch.nan)
             work.partial_lse.fill_(torch.nan)
-            out = backend.attend(query, k_cache, v_cache, work, scale=128**-0.5)
+            out = backend.attend(query, k_cache, v_cache, work, scoring)
             first = out if first is None else first
             if not torch.equal(out, first):
                 raise WrongAnswerError(f"merge {merge} gives different bits when it is repeated")
-        expected = paged_attention_ref(query.double(), k_cache.double(), v_cache.double(), batch, scale=128**-0.5)
+        expected = paged_attention_ref(query.double(), k_cache.double(), v_cache.double(), batch, scoring)
         assert first is not None
         error = float((first.double() - expected).abs().max())
         if not error < run.tolerance(torch.bfloat16):

@@ -36,6 +36,7 @@ from benchmarks.kernels.gpu import Ceilings, DeviceTime, GpuRun, device_time, in
 from benchmarks.kernels.relay_model import equation_10
 from benchmarks.measuring.result_file import write_result
 from engine.kernels.reference import paged_attention_ref
+from engine.kernels.scoring import Scoring
 
 ORIGIN = ("hardware", "versions", "commit")
 
@@ -54,7 +55,7 @@ def gated(step: Step, then: Callable[[Attend], T], names: Collection[str] = NAME
         Exception: one of ours fails.
     """
     expected = paged_attention_ref(
-        step.query.double(), step.k_cache.double(), step.v_cache.double(), step.batch, scale=step.scale
+        step.query.double(), step.k_cache.double(), step.v_cache.double(), step.batch, Scoring(scale=step.scale)
     )
     for name, prepare in implementations(step, names):
         try:

@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, Step
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton.device_work import WorkCapacity
 from engine.kernels.triton.fused import FusedAttention, PagedAttention
 from engine.kernels.triton.relay import RelayAttention
@@ -27,7 +28,7 @@ def ours(kind: type[FusedAttention] | type[RelayAttention], step: Step) -> Atten
     """A Triton backend; the work list of a step is prepared beforehand, as for all layers of a model."""
     backend = _backend(kind, step)
     work = backend.prepare(step.batch)
-    return partial(backend.attend, step.query, step.k_cache, step.v_cache, work, scale=step.scale)
+    return partial(backend.attend, step.query, step.k_cache, step.v_cache, work, Scoring(scale=step.scale))
 
 
 def every_launch(step: Step) -> Iterator[tuple[str, Attend]]:
@@ -38,7 +39,7 @@ def every_launch(step: Step) -> Iterator[tuple[str, Attend]]:
             work_list = backend.plan(step.batch, (launch,))
             work = backend.reserve(WorkCapacity.of(work_list), launch)
             work.fill(work_list, step.batch.slot_mapping)
-            attend = partial(backend.attend, step.query, step.k_cache, step.v_cache, work, scale=step.scale)
+            attend = partial(backend.attend, step.query, step.k_cache, step.v_cache, work, Scoring(scale=step.scale))
             yield f"{backend.name}, {launch.name}", attend
 
 

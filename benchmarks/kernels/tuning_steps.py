@@ -12,6 +12,7 @@ from benchmarks.kernels.gpu import GpuRun, device_time
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.reference import paged_attention_ref
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton.device_work import WorkCapacity
 from engine.kernels.triton.fused import FusedAttention, PagedAttention
 from engine.kernels.triton.relay import RelayAttention
@@ -94,12 +95,12 @@ class TuningBench:
         scale = self._head_dim**-0.5
         if index not in self._expected:
             self._expected[index] = paged_attention_ref(
-                query.double(), k_cache.double(), v_cache.double(), batch, scale=scale
+                query.double(), k_cache.double(), v_cache.double(), batch, Scoring(scale=scale)
             )
         work_list = backend.plan(batch, (launch,))
         work = backend.reserve(WorkCapacity.of(work_list), launch)
         work.fill(work_list, batch.slot_mapping)
-        attend = partial(backend.attend, query, k_cache, v_cache, work, scale=scale)
+        attend = partial(backend.attend, query, k_cache, v_cache, work, Scoring(scale=scale))
         error = float((attend().double() - self._expected[index]).abs().max())
         if not error < self._run.tolerance(self._dtype):
             raise WrongAnswerError(f"{backend.name} is wrong by {error}")

@@ -13,8 +13,9 @@ from benchmarks.kernels.relay_model import equation_10
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.papers.table import Cell, Plot, Table
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.cpu.native_operations import NativeOperations
+from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.cpu.native_work import NativeWork
+from engine.kernels.scoring import Scoring
 from engine.model.loading.checkpoint import cache_folder
 
 PREFIX_TOKENS = (128, 256, 512, 1024, 2048)
@@ -66,8 +67,8 @@ class Step:
         query = torch.randn(num_requests, NUM_HEADS, HEAD_DIM).to(dtype)
         return cls(query=query, k_cache=caches[0], v_cache=caches[1], shared=shared, copied=copied)
 
-    def attend(self, kernels: NativeOperations, work: NativeWork) -> torch.Tensor:
-        return kernels.attend(self.query, self.k_cache, self.v_cache, work, scale=HEAD_DIM**-0.5)
+    def attend(self, kernels: NativeBackend, work: NativeWork) -> torch.Tensor:
+        return kernels.attend(self.query, self.k_cache, self.v_cache, work, Scoring(scale=HEAD_DIM**-0.5))
 
 
 def relay(num_threads: int) -> Table:
@@ -115,7 +116,7 @@ def relay(num_threads: int) -> Table:
 def _measure(num_requests: int, prefix_tokens: int) -> tuple[float, float]:
     """Milliseconds with a shared prefix and with copies, after both agree in float32 and in bfloat16."""
     for dtype, tolerance in TOLERANCES.items():
-        kernels = NativeOperations(
+        kernels = NativeBackend(
             num_q_heads=NUM_HEADS, num_kv_heads=NUM_HEADS, head_dim=HEAD_DIM, dtype=dtype, block_size=BLOCK_SIZE,
             folder=cache_folder(),
         )  # fmt: skip

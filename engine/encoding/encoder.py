@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional
-from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers import AttentionInterface, AutoModel, AutoModelForSequenceClassification
 
 from engine.device.transfers import to_device
 from engine.encoding.families import ENCODERS, first_position
@@ -22,7 +22,7 @@ from engine.encoding.packed_linear import pack_linears
 from engine.errors import ModelError
 from engine.model.adapters.adapter import Adapter
 from engine.model.loading.checkpoint import check_layers
-from engine.model.loading.stock_weights import no_progress_bars
+from engine.model.loading.stock_weights import read_config, read_pretrained, refuse_missing
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.pooler import EmbeddingPooler, Pooler, class_logprobs, pool
 from engine.pooling.sentence_files import read_sentence_files
@@ -151,30 +151,15 @@ class Encoder:
         Raises:
             ModelError: not readable, of an unsupported architecture, or an adapter of another model.
         """
-        try:
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        except (ValueError, OSError) as error:
-            raise ModelError(f"model {str(folder)!r}: config.json cannot be used: {error}") from error
+        config = read_config(folder)
         if config.model_type not in ENCODERS or getattr(config, "is_decoder", False):
             raise ModelError(f"architecture {config.model_type!r} is not an encoder that is supported")
         check_layers(folder)
         has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
         kind = AutoModelForSequenceClassification if has_head else AutoModel
-        try:
-            with no_progress_bars(), device:
-                model, info = kind.from_pretrained(
-                    folder,
-                    config=config,
-                    dtype=dtype,
-                    use_safetensors=True,
-                    local_files_only=True,
-                    output_loading_info=True,
-                )
-        except Exception as error:  # safetensors and torch raise their own errors for a damaged file
-            raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
+        model, missing = read_pretrained(kind, folder, config, dtype=dtype, device=device)
         # An embedding does not use the pooler of a model without a head, and many checkpoints lack it.
-        if missing := sorted(name for name in info["missing_keys"] if not name.startswith("pooler.")):
-            raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
+        refuse_missing({name for name in missing if not name.startswith("pooler.")}, folder)
         if adapter is not None:
             from engine.model.adapters.lora import Lora, merge  # imported only when needed
 

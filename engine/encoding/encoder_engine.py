@@ -20,8 +20,7 @@ from engine.execution.step_record import StepRecord
 from engine.model.adapters.adapter import Adapter
 from engine.model.loading.checkpoint import read_json, resolve_checkpoint
 from engine.planning.group import PrefixGroup
-from engine.pooling.pooled_rows import Vector, pooled_answer
-from engine.pooling.pooler import why_too_many
+from engine.pooling.pooler import Vector, pooled_answer, why_too_many
 from engine.request import POOLED_MODES, Mode, Request
 from engine.scheduling.policies.sharing import check_groups, owners_by_answer
 

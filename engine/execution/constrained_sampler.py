@@ -1,6 +1,6 @@
 """Sampling of requests with thoughts or grammars: the tokens that each row allows, and the forced tokens after it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Sequences
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -14,6 +14,8 @@ from engine.execution.output import Decoder, TokenSampler
 from engine.grammar import Constraint
 from engine.kernels import cdiv
 from engine.model.model import Model
+from engine.pooling.pooler import Pooler
+from engine.request import Mode
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
 
@@ -30,8 +32,8 @@ class ConstrainedSampler(TokenSampler):
     once these tokens are known, while the device computes the step (`needs_tokens`).
     """
 
-    def __init__(self, model: Model, decode: Decoder | None) -> None:
-        super().__init__(model, decode)
+    def __init__(self, model: Model, decode: Decoder | None, poolers: Mapping[Mode, Pooler] | None = None) -> None:
+        super().__init__(model, decode, poolers)
         self._constraints: dict[Sequence, Constraint] = {}
         self._starts: dict[Sequence, int] = {}  # own token at which the answer starts, once its thoughts have ended
         self._thinking_mask = _allow_all_but(model.eos_token_ids, model.vocab_size)

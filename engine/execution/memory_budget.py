@@ -7,7 +7,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.free_memory import MOST_CPU_KV_BYTES, free_memory_bytes
-from engine.execution.memory_profile import MemoryProfile, TorchCounters, measure_memory
+from engine.execution.memory_profile import MemoryCounters, MemoryProfile, measure_memory
 from engine.execution.step_graphs import find_buckets, graph_bytes
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kv.kv_cache import KVShape
@@ -18,16 +18,10 @@ if TYPE_CHECKING:  # Triton may not be installed
 
 
 def find_kv_budget(
-    config: EngineConfig,
-    model: Model,
-    backend: AttentionBackend,
-    graphable: "TritonAttention | None",
+    config: EngineConfig, model: Model, backend: AttentionBackend, graphable: "TritonAttention | None"
 ) -> int:
-    """As `choose_kv_budget`, for a loaded model and its attention backend.
-
-    Args:
-        graphable: the backend where CUDA graphs will be made; else None.
-    """
+    """The budget of a loaded model and its attention backend; `graphable` is the backend where CUDA graphs will be
+    made. See `choose_kv_budget`."""
     buckets = find_buckets(config.step_tokens)
 
     def measure() -> MemoryProfile:
@@ -35,7 +29,7 @@ def find_kv_budget(
             model,
             backend,
             config,
-            TorchCounters(model.device),
+            MemoryCounters(model.device),
             graph_share=0.0 if graphable is None else min(1.0, buckets[-1] / config.step_tokens),
             graph_bytes=0 if graphable is None else graph_bytes(graphable, buckets),
         )

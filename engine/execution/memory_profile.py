@@ -1,7 +1,6 @@
 """How much of a GPU's memory is left for KV: a full step is run, and all other use of memory is measured."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,28 +31,20 @@ class MemoryReading:
     peak_bytes: int
 
 
-class MemoryCounters(Protocol):
-    """The counters of one device."""
-
-    def reset_peak(self) -> None:
-        """Frees cached memory that is not in use, and starts a new peak."""
-
-    def read(self) -> MemoryReading:
-        """The counters after all launched work is done."""
-
-
-class TorchCounters:
-    """The counters of a CUDA or ROCm GPU."""
+class MemoryCounters:
+    """The memory counters of a CUDA or ROCm GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def reset_peak(self) -> None:
+        """Frees cached memory that is not in use, and starts a new peak."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def read(self) -> MemoryReading:
+        """The counters after all launched work is done."""
         torch.cuda.synchronize(self._device)
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         return MemoryReading(

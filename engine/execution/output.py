@@ -1,6 +1,6 @@
 """From a step's hidden states to tokens, and from an answered sequence to completions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,10 +13,10 @@ import torch
 from engine.completion import Completion, FinishReason
 from engine.device.transfers import HostCopies, to_device
 from engine.execution.draws import drawn_rows, sample
-from engine.execution.label_rows import LabelRows
+from engine.execution.scored_rows import Book, score_rows
 from engine.model.model import Model
-from engine.pooling.pooled_rows import pooled_answer
-from engine.request import Request
+from engine.pooling.pooler import Pooler, pooled_answer
+from engine.request import Mode, Request
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Answered, Step, StepTokens
 
@@ -26,25 +26,27 @@ Decoder = Callable[[Sequences[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class PendingTokens:
-    """The sampled tokens and label scores of one step; the device may still be computing them.
+    """The sampled tokens, label scores and pooled vectors of one step; the device may still be computing them.
 
     Args:
         token_ids: int64 ``[n]`` on the device, one token for each row of `Step.sampled`.
-        copies: token_ids and the scores of `labels`, being copied to the host.
+        copies: token_ids and the results of `score_rows`, being copied to the host.
+        books: of these results.
         sampler: knows which tokens are forced after a token, and which tokens end an answer.
     """
 
     step: Step
     token_ids: torch.Tensor
-    labels: LabelRows
     copies: HostCopies
+    books: Sequences[Book]
     sampler: "TokenSampler"
 
     def wait(self) -> StepTokens:
-        """Waits for the device, and adds label scores to their sequences. To be called in the order of launches, and at
-        the latest before the next but one step is launched."""
-        copied, *scores = self.copies.wait()
-        self.labels.book(scores)
+        """Waits for the device, and adds scores and vectors to their sequences. To be called in the order of launches,
+        and at the latest before the next but one step is launched."""
+        copied, *results = self.copies.wait()
+        for book, result in zip(self.books, results, strict=True):
+            book(result)
         token_ids, sampled = copied.tolist(), self.step.sampled
         return StepTokens(
             token_ids=token_ids,
@@ -54,19 +56,20 @@ class PendingTokens:
 
 
 class TokenSampler:
-    """Samples and scores the output rows of steps, by the model's output layer; `decode` is the detokenizer for stop
-    strings, None where no request has any."""
+    """Samples, scores and pools the output rows of steps. `decode` is the detokenizer for stop strings, None where no
+    request has any; `poolers` has one for each pooled mode of the run."""
 
-    def __init__(self, model: Model, decode: Decoder | None) -> None:
+    def __init__(self, model: Model, decode: Decoder | None, poolers: Mapping[Mode, Pooler] | None = None) -> None:
         self._model = model
         self._decode = decode
+        self._poolers = poolers or {}
 
     def sample(self, hidden: torch.Tensor, step: Step) -> PendingTokens:
-        """Launches sampling and scoring of a step's output rows: ``[R, hidden]`` last hidden states."""
-        labels, scores, sampled = LabelRows(()), list[torch.Tensor](), hidden
-        if len(step.sampled) < step.num_output_rows:
-            labels = LabelRows(rows for rows in step.scored_rows if rows[0].request.mode == "score")
-            scores = labels.score(hidden, self._model)
+        """Launches sampling, scoring and pooling of a step's output rows: ``[R, hidden]`` last hidden states."""
+        results: list[tuple[torch.Tensor, Book]] = []
+        sampled = hidden
+        if step.scored_rows:
+            results = score_rows(step.scored_rows, hidden, self._model, self._poolers)
             scored = [first + index for _, first, num_rows, _ in step.scored_rows for index in range(num_rows)]
             rows = np.delete(np.arange(step.num_output_rows), scored)
             sampled = hidden.index_select(0, to_device(rows, hidden.device))
@@ -75,7 +78,8 @@ class TokenSampler:
             token_ids = sample(sampled, self._model, drawn_rows(step), masks)
         else:
             token_ids = self._model.most_likely(sampled, masks)
-        return PendingTokens(step, token_ids, labels, HostCopies([token_ids, *scores]), self)
+        copies = HostCopies([token_ids, *(result for result, _ in results)])
+        return PendingTokens(step, token_ids, copies, [book for _, book in results], self)
 
     def find_watched(self, sampled: Sequences[tuple[Sequence, int]], token_ids: Sequences[int]) -> set[int]:
         """Rows of `Step.sampled` whose token may end an answer, or force the tokens that follow."""

@@ -11,7 +11,8 @@ The first step of a bucket runs eagerly, which compiles kernels and sizes worksp
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,16 +42,6 @@ GRAPH_BYTES = 16 << 20
 """Memory that the driver keeps for a graph: about a thousand launches and their arguments."""
 
 
-class Graph(Protocol):
-    """A recorded sequence of launches."""
-
-    def capture(self, compute: Callable[[], None]) -> None:
-        """Records the launches of `compute` without computing them."""
-
-    def replay(self) -> None:
-        """Launches the recorded work, in stream order."""
-
-
 class DeviceGraph:
     """A graph of a CUDA or ROCm GPU.
 
@@ -66,6 +57,7 @@ class DeviceGraph:
         self._pool = None if other is None else other._graph.pool()
 
     def capture(self, compute: Callable[[], None]) -> None:
+        """Records the launches of `compute` without computing them."""
         stream = torch.cuda.current_stream()
         try:
             # "thread_local": other threads may use the device during the capture.
@@ -75,6 +67,7 @@ class DeviceGraph:
             torch.cuda.set_stream(stream)  # a failed capture leaves its own stream current
 
     def replay(self) -> None:
+        """Launches the recorded work, in stream order."""
         self._graph.replay()
 
 
@@ -101,7 +94,7 @@ class _Bucket:
     step: AttentionStep
     work: DeviceWork
     num_runs: int = 0
-    graph: Graph | None = None
+    graph: DeviceGraph | None = None
 
 
 class StepGraphs:
@@ -111,7 +104,7 @@ class StepGraphs:
         backend: its launches depend only on the DeviceWork (`TritonAttention.has_fixed_launches`).
         buckets: see `find_buckets`.
         max_model_len: longest prompt plus answer, in tokens.
-        make_graph: makes a new graph that shares the memory of another; None: of none.
+        make_graph: makes a new graph that shares the memory of another, or of none; by default a `DeviceGraph`.
     """
 
     def __init__(
@@ -122,13 +115,13 @@ class StepGraphs:
         *,
         buckets: tuple[int, ...],
         max_model_len: int,
-        make_graph: Callable[[Any], Graph],
+        make_graph: Callable[[Any], DeviceGraph] | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._backend = backend
         self._most_blocks = cdiv(max_model_len, cache.block_size) + 1
-        self._make_graph = make_graph
+        self._make_graph = make_graph or partial(DeviceGraph, torch.cuda.Stream(model.device))  # type: ignore
         self._sizes = buckets
         self._buckets: dict[tuple[int, str, bool], _Bucket] = {}
         self._has_warned = False
@@ -175,7 +168,7 @@ class StepGraphs:
         else:
             bucket.graph.replay()
 
-    def _capture(self, bucket: _Bucket) -> Graph | None:
+    def _capture(self, bucket: _Bucket) -> DeviceGraph | None:
         """The bucket's graph; None where the capture fails, for lack of memory or of support by device or driver."""
         graph = self._make_graph(next((other.graph for other in self._buckets.values() if other.graph), None))
         try:
@@ -212,26 +205,6 @@ class StepGraphs:
         # Where layers have windows, several table entries may be the same block.
         num_kv_blocks = num_rows * self._most_blocks if any(self._cache.layout.windows) else self._cache.num_blocks
         return work_capacity(self._backend, num_rows, most_blocks=self._most_blocks, num_kv_blocks=num_kv_blocks)
-
-
-def make_graphs(
-    backend: "TritonAttention", model: Model, cache: KVCache, step_tokens: int, max_model_len: int
-) -> StepGraphs:
-    """Graphs of an engine's decode steps; they share their memory.
-
-    Args:
-        backend, model, cache: of the engine, see `StepGraphs`.
-        step_tokens, max_model_len: most tokens in a step, and in a prompt with its answer.
-    """
-    stream = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
-    return StepGraphs(
-        model,
-        cache,
-        backend,
-        buckets=find_buckets(step_tokens),
-        max_model_len=max_model_len,
-        make_graph=lambda other: DeviceGraph(stream, other),
-    )
 
 
 def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int, num_kv_blocks: int) -> WorkCapacity:

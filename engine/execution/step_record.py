@@ -59,12 +59,8 @@ class StepRecord:
 def record_step(
     step: "Step", answered: Iterable["Answered"], scheduler: "Scheduler", *, number: int, duration_ms: float
 ) -> StepRecord:
-    """The record of a committed step of a model or a simulation.
-
-    Args:
-        answered, scheduler: the result of the commit, and the scheduler after it.
-        number, duration_ms: see `StepRecord`.
-    """
+    """The record of a committed step of a model or a simulation, by what its commit returned, and by the scheduler
+    after it. See `StepRecord`."""
     return StepRecord(
         step=number,
         num_decode_tokens=sum(count for _, count in step.decodes),

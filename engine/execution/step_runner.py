@@ -35,16 +35,14 @@ class StepRunner:
         """Gives the model its attention backend, and allocates KV memory. Raises as `make_attention`, `KVCache`."""
         self.model = model
         is_cpu_share = model.shard is not None and model.device.type == "cpu"  # native layers are for whole models
-        make = make_attention
-        if config.deterministic:
-            from engine.model.deterministic import make_deterministic as make  # imported only when needed
-        self.attention = make(
+        self.attention = make_attention(
             "torch" if is_cpu_share and config.attention == "auto" else config.attention,
             num_q_heads=model.num_q_heads,
             kv_shape=model.kv_shape,
             block_size=config.block_size,
             device=model.device,
             has_layers=model.has_own_layers,
+            deterministic=config.deterministic,
         )
         model.use_layers_of(self.attention)
         has_graphs = model.has_plain_layers and model.device.type != "cpu" and config.cuda_graphs != "never"
@@ -66,9 +64,10 @@ class StepRunner:
         )
         self.graphs: StepGraphs | None = None
         if graphable is not None:
-            from engine.execution.step_graphs import make_graphs  # imported only when needed
+            from engine.execution import step_graphs as steps  # imported only when needed
 
-            self.graphs = make_graphs(graphable, model, self.cache, config.step_tokens, max_model_len)
+            buckets = steps.find_buckets(config.step_tokens)
+            self.graphs = steps.StepGraphs(model, self.cache, graphable, buckets=buckets, max_model_len=max_model_len)
 
     def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Launches a step, which writes its KV; on a GPU the call returns before the step is computed. Returns last

@@ -10,13 +10,8 @@ from engine.scheduling.policies.preemption import SwapSpace
 
 
 def make_swap_space(config: EngineConfig, cache: KVCache, device: torch.device) -> SwapSpace:
-    """The swap space of a run.
-
-    Args:
-        config: its size; "auto" is that of the KV memory, but at most half of the free host memory.
-        cache: the KV memory.
-        device: of the KV memory.
-    """
+    """The swap space of a run for KV on `device`; "auto" is the size of the KV memory, but at most half of the free
+    host memory. See `SwapSpace`."""
     if config.swap_memory_bytes == "auto":
         num_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
     else:

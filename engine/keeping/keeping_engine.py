@@ -4,11 +4,11 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.execution.output import Decoder
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_keeper import PrefixKeeper
 from engine.keeping.prefix_store import PrefixStore
@@ -43,15 +43,15 @@ class KeepingEngine(Engine):
         requests: Sequence[Request],
         groups: Sequence[PrefixGroup],
         *,
-        decode: Decoder | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
+        **how: Any,
     ) -> Iterator[Completion]:
         """See `Engine.run_plan`. Prefixes are on disk once the iterator is exhausted."""
         if self._keeper is None:
-            yield from super().run_plan(requests, groups, decode=decode, on_step=on_step)
+            yield from super().run_plan(requests, groups, on_step=on_step, **how)
             return
         adapter = "" if self.adapter is None else self.adapter.digest
         self._keeper.about = f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}"
         groups = self._keeper.extend(groups)
-        yield from super().run_plan(requests, groups, decode=decode, on_step=self._keeper.watch(on_step))
+        yield from super().run_plan(requests, groups, on_step=self._keeper.watch(on_step), **how)
         self._keeper.flush()

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,15 +47,8 @@ class KeptNode(PrefixNode):
 
     __slots__ = ("_keeper", "keys", "num_loaded")
 
-    def __init__(
-        self,
-        keeper: "PrefixKeeper",
-        *,
-        parent: PrefixNode | None,
-        token_ids: npt.NDArray[np.int32],
-        start: int,
-    ) -> None:
-        super().__init__(parent=parent, token_ids=token_ids, start=start)
+    def __init__(self, keeper: "PrefixKeeper", **place: Any) -> None:
+        super().__init__(**place)
         self._keeper = keeper
         self.keys = keeper.name_blocks(self)
         self.num_loaded = 0
@@ -104,14 +98,9 @@ class PrefixKeeper:
         """The groups, where prompts with more on disk than their group's prefix get groups of their own."""
         return [extended for group in groups for extended in self._extend(group)]
 
-    def make_node(self, *, parent: PrefixNode | None, token_ids: npt.NDArray[np.int32], start: int) -> KeptNode:
-        """Makes a node of int32 tokens, the first one at `start` in the prompt, and starts to read it where it is on
-        disk.
-
-        Args:
-            parent: the node above.
-        """
-        node = KeptNode(self, parent=parent, token_ids=token_ids, start=start)
+    def make_node(self, **place: Any) -> KeptNode:
+        """Makes a node with the arguments of `PrefixNode`, and starts to read it where it is on disk."""
+        node = KeptNode(self, **place)
         self._next.extend(dict.fromkeys(place.name for place in self._store.find(node.keys)))
         self._read_ahead()
         return node

@@ -7,6 +7,7 @@ import torch
 
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
+from engine.kernels.scoring import Scoring
 
 
 class OutputLayer(Protocol):
@@ -78,24 +79,11 @@ class AttentionBackend(Protocol):
         """
 
     def attend(
-        self,
-        query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: Any,
-        *,
-        scale: float,
-        softcap: float = 0.0,
-        window: int = 0,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any, scoring: Scoring
     ) -> torch.Tensor:
         """Attention of a whole token batch: ``[T, num_q_heads, head_dim]``.
 
         Args:
             query: ``[T, num_q_heads, head_dim]``, in row order.
             k_cache, v_cache, work: as in `write_kv`, which has written this step's tokens.
-            scale: multiplied with the scores.
-            softcap: c: scores become c * tanh(score / c); 0: no cap.
-            window: how many positions a row sees, its own included; 0: all.
-            sinks: ``[num_q_heads]``, one more score per head in the softmax, which has no value.
         """

@@ -49,7 +49,6 @@ class BranchedWeights(LayerWeights):
         is_centered: whether attention_norm and mlp_norm are LayerNorm, not RMSNorm.
         is_parallel: whether the feed-forward reads the same normed rows as attention; there is no mlp_norm.
         norm_offset: added to the weights of norms; 1 for Gemma.
-        softcap, sinks: see `AttentionBackend.attend`; sinks are float32.
         multiplier: of a branch before it is added to the residual stream.
         gate_function: "silu", "gelu_tanh", "gelu", or "clamped": gpt-oss's, with `gate_alpha` and `gate_limit`.
         rotation: index of the step's rotation that is applied to the heads.
@@ -67,8 +66,6 @@ class BranchedWeights(LayerWeights):
     is_centered: bool = False
     is_parallel: bool = False
     norm_offset: float = 0.0
-    softcap: float = 0.0
-    sinks: torch.Tensor | None = None
     multiplier: float = 1.0
     gate_function: str = "silu"
     gate_alpha: float = 0.0

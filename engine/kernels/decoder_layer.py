@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
+from engine.kernels.scoring import Scoring
+
 DECODER_LAYER = (
     "attention_norm",
     "qkv",
@@ -44,7 +46,6 @@ class LayerWeights:
         qkv: query, key and value heads concatenated.
         gate, up: ``[intermediate, hidden]``.
         q_norm, k_norm: ``[head_dim]``; None: heads are not normed.
-        scale, window: see `AttentionBackend.attend`.
         final_norm: ``[hidden]``, in the last layer only, if the backend's layers compute it (`has_final_norm`).
         all_reduce: sums the results of `output` and `down` over the ranks of a sharded model, in place; None: one rank.
     """
@@ -59,8 +60,7 @@ class LayerWeights:
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     epsilon: float
-    scale: float
-    window: int = 0
+    scoring: Scoring
     final_norm: torch.Tensor | None = None
     all_reduce: Callable[[torch.Tensor], None] | None = None
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -39,19 +39,12 @@ class LayerState:
     weights: torch.Tensor = field(init=False)
 
 
-class LayerInPython(Protocol):
-    """Has a method named like each of its operations, which takes the `LayerState`."""
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        """See `LayerWeights.operations`."""
-
-
 class LayerByLayer:
     """`DecoderLayers` of layers in Python, which are read one at a time, so that the caller can free the weights of
-    each."""
+    each. A layer has `operations` (`LayerWeights.operations`), and a method of each name, which takes the
+    `LayerState`."""
 
-    def __init__(self, layers: Iterable[LayerInPython]) -> None:
+    def __init__(self, layers: Iterable[Any]) -> None:
         self._layers = [[getattr(layer, name) for name in layer.operations] for layer in layers]
 
     def __call__(

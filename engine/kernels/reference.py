@@ -8,20 +8,13 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.scoring import Scoring
 
 LOG2_E = 1.4426950408889634
 
 
 def paged_attention_ref(
-    query: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    batch: AttentionBatch,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: torch.Tensor | None = None,
+    query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, scoring: Scoring
 ) -> torch.Tensor:
     """See `AttentionBackend.attend`; takes the step's `batch`. Each row is one softmax over prefix and own KV."""
     out = torch.empty_like(query)
@@ -33,9 +26,10 @@ def paged_attention_ref(
                 for cache in (k_cache, v_cache)
             )
             found, lse = attend_ref(
-                query[rows], keys, values, positions, first_position=0, scale=scale, softcap=softcap, window=window
-            )
-            out[rows] = found if sinks is None else found * sink_share(lse, sinks)
+                query[rows], keys, values, positions,
+                first_position=0, scale=scoring.scale, softcap=scoring.softcap, window=scoring.window,
+            )  # fmt: skip
+            out[rows] = found if scoring.sinks is None else found * sink_share(lse, scoring.sinks)
     return out
 
 
@@ -80,11 +74,7 @@ def sink_share(lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_rows(batch: AttentionBatch, group: int, sequence: int, device: torch.device) -> tuple[slice, torch.Tensor]:
-    """The rows of a sequence, and their positions.
-
-    Args:
-        group, sequence: indices into the batch; the group is the sequence's.
-    """
+    """The rows of a sequence, and their positions; the group is the sequence's. See `AttentionBatch`."""
     first, last = batch.cu_seqlens_q[sequence : sequence + 2].tolist()
     end = int(batch.prefix_lens[group] + batch.suffix_lens[sequence])
     return slice(first, last), torch.arange(end - (last - first), end, device=device)
@@ -101,11 +91,7 @@ def prefix_tokens(cache: torch.Tensor, batch: AttentionBatch, group: int) -> tor
 
 
 def own_tokens(cache: torch.Tensor, batch: AttentionBatch, sequence: int) -> torch.Tensor:
-    """The keys or values of a sequence after its prefix: ``[tokens, num_kv_heads, head_dim]``.
-
-    Args:
-        cache: as for `prefix_tokens`.
-    """
+    """The keys or values of a sequence after its prefix: ``[tokens, num_kv_heads, head_dim]``. See `prefix_tokens`."""
     table = batch.suffix_block_table[slice(*batch.suffix_block_starts[sequence : sequence + 2])]
     return block_tokens(cache, table)[: batch.suffix_lens[sequence]]
 

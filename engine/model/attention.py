@@ -9,8 +9,8 @@ from engine.config import Attention
 from engine.device.placement import dtype_name
 from engine.errors import ConfigError
 from engine.kernels.attention_backend import AttentionBackend
+from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.cpu.native_build import NativeBuildError
-from engine.kernels.cpu.native_layers import NativeBackend
 from engine.kernels.cpu.torch_attention import CpuAttention
 from engine.kv.kv_cache import KVShape
 from engine.model.loading.checkpoint import cache_folder
@@ -19,12 +19,19 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 
 def window_of(sliding_window: int | None, config: Any) -> int:
-    """The `window` of `AttentionBackend.attend`; 0 where a sliding window is not shorter than the model's context."""
+    """The `window` of `Scoring`; 0 where a sliding window is not shorter than the model's context."""
     return 0 if sliding_window is None or sliding_window >= config.max_position_embeddings else int(sliding_window)
 
 
 def make_attention(
-    name: Attention, *, num_q_heads: int, kv_shape: KVShape, block_size: int, device: torch.device, has_layers: bool
+    name: Attention,
+    *,
+    num_q_heads: int,
+    kv_shape: KVShape,
+    block_size: int,
+    device: torch.device,
+    has_layers: bool,
+    deterministic: bool = False,
 ) -> AttentionBackend:
     """Makes the named backend for a model's attention shape on a device.
 
@@ -32,32 +39,29 @@ def make_attention(
         name: as in `EngineConfig.attention`. "auto" is "fused" on a GPU; on a CPU it is "native" if that supports the
             model and compiles, else "torch".
         has_layers: whether the backend's own layers can compute the model; else it computes only attention.
+        deterministic: whether results must not depend on the rest of the batch; in int8 they never do.
     Raises:
         ConfigError: the backend does not run on the device, or does not support the model.
     """
-    shape: dict[str, Any] = {
-        "num_q_heads": num_q_heads,
-        "num_kv_heads": kv_shape.num_kv_heads,
-        "head_dim": kv_shape.head_dim,
-        "dtype": kv_shape.dtype,
-    }
+    heads = {"num_q_heads": num_q_heads, "num_kv_heads": kv_shape.num_kv_heads, "head_dim": kv_shape.head_dim}
+    shape: dict[str, Any] = heads | {"block_size": block_size, "dtype": kv_shape.dtype, "has_layers": has_layers}
+    if kv_shape.dtype == torch.int8 or deterministic:
+        from engine.model.other_attention import make_exact  # imported only when needed
+
+        return make_exact(device, **shape)
     if name == "auto" and (device.type != "cpu" or dtype_name(kv_shape.dtype) == "fp8"):
         name = "fused"
-    if kv_shape.dtype == torch.int8:
-        from engine.model.deterministic import make_int8_attention  # imported only when needed
-
-        return make_int8_attention(**shape, block_size=block_size, has_layers=has_layers)
     if name not in ("auto", "native", "torch"):
-        from engine.kernels.triton.choose import make_triton_attention  # imported only when needed
+        from engine.model.other_attention import make_triton  # imported only when needed
 
-        return make_triton_attention(name, **shape, block_size=block_size, device=device, has_layers=has_layers)
+        return make_triton(name, device=device, **shape)
     if device.type != "cpu":
         raise ConfigError(f"attention {name!r} runs on the CPU, not on {device}")
     if name != "torch":
         try:
-            return NativeBackend(**shape, block_size=block_size, folder=cache_folder(), has_layers=has_layers)
+            return NativeBackend(**shape, folder=cache_folder())
         except (ValueError, NativeBuildError) as error:
             if name == "native":
                 raise ConfigError(f"attention 'native': {error}") from error
             LOGGER.info("torch computes the layers, and the night takes about twice as long: %s", error)
-    return CpuAttention(**shape)
+    return CpuAttention(**heads, dtype=kv_shape.dtype)

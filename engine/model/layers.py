@@ -3,6 +3,7 @@
 No weight of a layer is ignored: a parameter that the backend does not compute with raises `ModelError`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 
 from engine.errors import ModelError
 from engine.kernels.attention_backend import OutputLayer
-from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, Linear
+from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, Linear, TabledWork
+from engine.kernels.scoring import Scoring
 from engine.model.attention import window_of
 from engine.model.attention_step import AttentionStep
 
@@ -34,32 +36,27 @@ class ReplacedLayers(nn.Module):
         super().__init__()
         self._layers = layers
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        *,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        attention_step: AttentionStep,
-        attention_mask: None = None,
-        position_ids: torch.Tensor | None = None,
-        cache: None = None,
-        past_key_values: None = None,
-        use_cache: bool = False,
-    ) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, *, attention_step: AttentionStep, **others: Any) -> torch.Tensor:
         """Computes the step's output rows, ``[1, R, hidden]``, and writes its KV.
 
         Args:
             hidden_states: ``[1, T, hidden]``.
-            position_embeddings: cosines and sines, ``[1, T, head_dim]`` each.
             attention_step: the step's work, KV cache and output rows; the cache is written.
-            others: what models pass to each layer; not used. `cache` is past_key_values since transformers 5.24.
+            others: what models pass to each layer: `position_embeddings`, cosines and sines ``[1, T, head_dim]``;
+                `position_ids`, int64 ``[1, T]``.
         """
-        cos, sin = (angles[0].float().contiguous() for angles in position_embeddings)
-        kv = attention_step.cache
+        cos, sin = self.angles(hidden_states, others)
+        kv, works = attention_step.cache, attention_step.works
+        work = works[0] if len(works) == 1 else TabledWork(works, kv.layout.tables)
         hidden = self._layers(
-            hidden_states[0], kv.keys, kv.values, attention_step.works[0], cos, sin, attention_step.output_rows
+            *(hidden_states[0].contiguous(), kv.keys, kv.values, work, cos, sin, attention_step.output_rows)
         )
         return hidden.unsqueeze(0)
+
+    def angles(self, hidden_states: torch.Tensor, others: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of the rows' positions, float32 ``[T, head_dim]``; arguments as of `forward`."""
+        cos, sin = (angles[0].float().contiguous() for angles in others["position_embeddings"])
+        return cos, sin
 
 
 def read_weights(layer: Any, index: int) -> LayerWeights:
@@ -83,8 +80,9 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
         q_norm=attention.q_norm.weight if has_head_norms else None,
         k_norm=attention.k_norm.weight if has_head_norms else None,
         epsilon=float(layer.input_layernorm.variance_epsilon),
-        scale=float(attention.scaling),
-        window=window_of(sliding_window_of(attention), attention.config),
+        scoring=Scoring(
+            scale=float(attention.scaling), window=window_of(sliding_window_of(attention), attention.config)
+        ),
         all_reduce=getattr(attention.o_proj, "all_reduce", None),
     )
 
@@ -102,12 +100,13 @@ def join_linears(*linears: nn.Linear) -> Linear:
 
 
 class TiedEmbedding(nn.Module):
-    """Token embeddings, read from the output layer, which has the same weights."""
+    """Token embeddings, read from an output layer, which has the same weights; times the family's `scale`, if any."""
 
-    def __init__(self, output_layer: OutputLayer) -> None:
+    def __init__(self, output_layer: OutputLayer, scale: torch.Tensor | None = None) -> None:
         super().__init__()
-        self._output_layer = output_layer
+        self._output_layer, self._scale = output_layer, scale
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 ``[1, T]`` -> ``[1, T, hidden]``."""
-        return self._output_layer.weights_of(token_ids)
+        embeddings = self._output_layer.weights_of(token_ids)
+        return embeddings if self._scale is None else embeddings * self._scale

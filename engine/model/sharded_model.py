@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import linear
 
 from engine.config import EngineConfig
+from engine.conflicts import check_gpus
 from engine.errors import ConfigError, ModelError
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_json, resolve_checkpoint
 from engine.model.model import Model
@@ -16,7 +17,6 @@ from engine.model.plain.plain_checkpoint import fill_in
 from engine.model.plain.plain_model import Linear
 from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.shard import Shard
-from engine.several_processes import check_gpus
 
 if TYPE_CHECKING:
     import transformers
@@ -46,7 +46,7 @@ class ShardedModel(Model):
             ConfigError: a size of the model is not divisible by the number of ranks.
             ModelError: not readable, or not a plain model.
         """
-        assert isinstance(model, (str, Path)), "several_processes.check_model refuses loaded models"
+        assert isinstance(model, (str, Path)), "conflicts.check_model refuses loaded models"
         folder = resolve_checkpoint(model)
         check_shares(folder, shard.size)
         language_model = make_skeleton(folder, dtype, lambda config: divide_config(config, shard.size))

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.errors import ModelError
+from engine.kernels.scoring import Scoring
 from engine.model.attention import window_of
 from engine.model.attention_step import AttentionStep
 
@@ -51,7 +52,7 @@ def attend(
         key, value: ``[1, num_kv_heads, T, head_dim]``.
         attention_step: the step's work and KV cache.
         attention_mask: must be None: the `AttentionBatch` says what a row sees.
-        scaling, sliding_window, softcap, s_aux: `scale`, `window`, `softcap` and `sinks` of `AttentionBackend.attend`;
+        scaling, sliding_window, softcap, s_aux: `scale`, `window`, `softcap` and `sinks` of `Scoring`;
             None: 1 / sqrt(head_dim), no window, no cap, no sinks.
         is_causal: None: the module's attribute.
     Raises:
@@ -69,26 +70,21 @@ def attend(
     for name, found in asked.items():
         if found is not None and name not in _IGNORED:
             _refuse_unless_neutral(layer, name, found)
-    cache = attention_step.cache
-    k_cache, v_cache = cache.keys[layer], cache.values[layer]
+    k_cache = attention_step.cache.keys[layer]
     for name, heads in (("keys", key), ("values", value)):
         if heads.shape[1::2] != k_cache.shape[2:]:
             raise ModelError(
                 f"layer {layer}: {name} of {heads.shape[1]} heads of {heads.shape[3]} dimensions, the model keeps "
                 f"{k_cache.shape[2]} of {k_cache.shape[3]}: layers that differ in KV are not supported"
             )
-    backend, work = attention_step.backend, attention_step.works[cache.layout.tables[layer]]
-    backend.write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), k_cache, v_cache, work)
-    out = backend.attend(
-        query[0].transpose(0, 1),
-        k_cache,
-        v_cache,
-        work,
+    scoring = Scoring(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         softcap=softcap or 0.0,
         window=window_of(sliding_window, module.config),
         sinks=s_aux,
     )
+    q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    out = attention_step.attend(layer, q, k, v, scoring)
     return out.unsqueeze(0), None
 
 

@@ -1,16 +1,21 @@
 """Pooling: last hidden states of texts, packed without padding, to a vector for each text."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
 
 from engine.errors import ModelError
+from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.sentence_files import SentenceFiles, check_causal_pooling, read_sentence_files
 from engine.request import Mode, Request
+
+Vector = npt.NDArray[np.floating[Any]]
 
 
 class Pooler(Protocol):
@@ -78,6 +83,15 @@ class CausalClassPooler:
         return class_logprobs(logits, is_exclusive=self._is_exclusive)
 
 
+def pooled_answer(request: Request, vector: Vector) -> dict[str, Any]:
+    """The fields of a `Completion` that hold the answer to an embed or classify request, from the vector ``[n]`` of a
+    `Pooler`."""
+    if request.mode == "embed":
+        wanted = vector[: request.dimensions].astype(np.float32)
+        return {"embedding": wanted / max(float(np.linalg.norm(wanted)), 1e-12) if request.normalize else wanted}
+    return {"label_logprobs": tuple(vector.tolist())}
+
+
 def why_too_many(request: Request, pooler: Pooler) -> str | None:
     """Why an embedding cannot have the dimensions that a request of mode "embed" asks for; None where it can."""
     if request.dimensions is None or request.dimensions <= pooler.num_values:
@@ -90,19 +104,20 @@ def class_logprobs(logits: torch.Tensor, *, is_exclusive: bool) -> torch.Tensor:
     return logits.double().log_softmax(dim=1) if is_exclusive else functional.logsigmoid(logits.double())
 
 
-def causal_pooler(folder: Path | None, mode: Mode, device: torch.device, hidden_size: int) -> Pooler:
+def causal_pooler(checkpoint: str | None, device: torch.device, hidden_size: int, mode: Mode) -> Pooler:
     """The pooler of a causal model, which pools only each prompt's last row.
 
     Args:
-        folder: the checkpoint's; None where there is none: then the last hidden state is the embedding.
+        checkpoint: see `resolve_checkpoint`; None where there is none: then the last hidden state is the embedding.
         mode: "embed" or "classify".
     Raises:
         ModelError: the checkpoint's pooling reads other tokens than the last, or it has no layer for classes.
     """
-    if folder is None:
+    if checkpoint is None:
         if mode == "classify":
             raise ModelError("classes are read from a checkpoint's folder, got a loaded model")
         return LastToken(hidden_size)
+    folder = resolve_checkpoint(checkpoint)
     if mode == "classify":
         return CausalClassPooler(folder, device)
     files = read_sentence_files(folder)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.admission import Admission, OutputReserve
-from engine.scheduling.batch_queues import BatchQueues
+from engine.scheduling.policies.batching import BatchQueues
 from engine.scheduling.policies.preemption import SwapSpace, evict_idle_prefixes, make_room
 from engine.scheduling.request_queues import RequestQueues
 from engine.scheduling.sequence import ScheduledGroup, Sequence

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from engine.completion import FinishReason
 from engine.kv.block_pool import NO_BLOCKS, BlockPool
 from engine.scheduling.chunks import ChunkGroup, Chunks
+from engine.scheduling.policies.packing import pad_chunks
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.token_batch import TokenBatch, build_token_batch
-from engine.scheduling.whole_prompts import pad_chunks
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -38,11 +38,7 @@ class TokenBatch:
 
 
 def build_token_batch(chunks: Chunks, groups: Sequence[ChunkGroup], block_size: int) -> TokenBatch:
-    """Lays chunks out as rows, in order.
-
-    Args:
-        chunks, groups: of all groups, group by group; each group has at least one chunk.
-    """
+    """Lays chunks out as rows, in order, group by group; each group has at least one chunk. See `Chunks`."""
     lengths = np.fromiter(map(len, chunks.token_ids), dtype=np.int64)
     earlier = np.array(chunks.num_earlier)
     outputs = np.array(chunks.num_output_rows)

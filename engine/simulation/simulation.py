@@ -9,9 +9,6 @@ from collections.abc import Sequence as Sequences
 from dataclasses import asdict, dataclass, field
 from typing import Literal, get_args
 
-import numpy as np
-import numpy.typing as npt
-
 from engine.config import EngineConfig
 from engine.execution.step_record import StepRecord, record_step
 from engine.planning.group import PrefixGroup
@@ -83,7 +80,7 @@ def simulate_plan(
         schedule_groups(requests, groups, oversized, config),
         pool=pool,
         config=config,
-        swap=SwapSpace(_NoMemory(), num_kv_blocks, windows) if config.preemption == "swap" else None,
+        swap=SwapSpace(None, num_kv_blocks, windows) if config.preemption == "swap" else None,
     )
     number, window_shares = 0, roofline.window_shares
     while scheduler.num_unfinished:
@@ -102,23 +99,9 @@ def simulate_plan(
     assert pool.num_used == 0, f"{pool.num_used} KV blocks are still held after the last request"
 
 
-class _NoMemory:
-    """KV memory of a simulation, without contents."""
-
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> None:
-        pass
-
-    def write_blocks(self, block_ids: npt.NDArray[np.int32], kv: None) -> None:
-        pass
-
-
 def find_oversized(requests: Sequences[Request], block_size: int, num_kv_blocks: int) -> set[int]:
     """Indices of requests that a pool of num_kv_blocks, blocks of all layers, cannot hold even alone; the engine
-    answers them with an error.
-
-    Args:
-        block_size: tokens in a KV block.
-    """
+    answers them with an error. See `most_blocks`."""
     return {index for index, request in enumerate(requests) if most_blocks(request, block_size) > num_kv_blocks}
 
 
@@ -151,10 +134,7 @@ def measure_work(step: Step, window_shares: Iterable[tuple[int, float]] = ((0, 1
         )
         num_pairs, num_read = num_pairs + share * pairs, num_read + share * read
     return StepWork(
-        num_rows=num_rows,
-        num_output_rows=num_output_rows,
-        num_attention_pairs=num_pairs,
-        num_kv_tokens_read=num_read,
+        num_rows=num_rows, num_output_rows=num_output_rows, num_attention_pairs=num_pairs, num_kv_tokens_read=num_read
     )
 
 

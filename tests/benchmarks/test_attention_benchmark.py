@@ -19,6 +19,7 @@ from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, Case, Step, che
 from benchmarks.kernels.gpu import Ceilings, DeviceTime, GpuRun, captured
 from benchmarks.kernels.relay_model import equation_10
 from engine.kernels.reference import paged_attention_ref
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton.tuned import CONFIG_FOLDER, load_tuned
 from engine.kernels.triton.work_list import RowField, TileField, WorkList, build_work_list
 from tests.interpreting import INTERPRETING
@@ -120,7 +121,7 @@ HERE = GpuRun(device=torch.device("cpu"), hardware="none", versions="1", commit=
 
 
 def right(step: Step) -> torch.Tensor:
-    return paged_attention_ref(step.query, step.k_cache, step.v_cache, step.batch, scale=step.scale)
+    return paged_attention_ref(step.query, step.k_cache, step.v_cache, step.batch, Scoring(scale=step.scale))
 
 
 def fail(_: object) -> torch.Tensor:

@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from benchmarks.kernels.compiled_ahead import compiled_ahead, fit_and_compile
 from benchmarks.kernels.launch_candidates import candidates
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton import triton_attention
 from engine.kernels.triton.device_work import WorkCapacity
 from engine.kernels.triton.fused import FusedAttention
@@ -69,7 +70,7 @@ for kind in (FusedAttention, RelayAttention):
         work_list = backend.plan(batch, (launch,))
         work = backend.reserve(WorkCapacity.of(work_list), launch)
         work.fill(work_list, batch.slot_mapping)
-        backend.attend(query, cache, cache, work, scale=0.1)
+        backend.attend(query, cache, cache, work, Scoring(scale=0.1))
 """
 
 

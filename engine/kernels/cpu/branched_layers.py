@@ -10,11 +10,13 @@ from torch.nn.functional import pad
 
 from engine.kernels import cdiv
 from engine.kernels.branched_layer import BranchedWeights
-from engine.kernels.cpu.native import NativeKernels, PackedWeight
+from engine.kernels.cpu.native_build import address
 from engine.kernels.decoder_layer import DECODER_LAYER, LayerWeights
 
 if TYPE_CHECKING:
     from engine.kernels.cpu.layer_structures import PackedLayer
+    from engine.kernels.cpu.native import NativeBackend
+    from engine.kernels.cpu.native_layers import PackedWeight
 
 _NUMBERED = (
     *DECODER_LAYER,
@@ -46,7 +48,7 @@ class _Branches(ctypes.Structure):
     )
 
 
-def pack_gate_up(kernels: NativeKernels, layer: LayerWeights) -> PackedWeight | None:
+def pack_gate_up(kernels: "NativeBackend", layer: LayerWeights) -> "PackedWeight | None":
     """The feed-forward's first product; the experts' columns are concatenated. None as for `pack`."""
     assert isinstance(layer, BranchedWeights), "plain layers are packed by native_layers"
     if not layer.is_gated:
@@ -58,18 +60,15 @@ def pack_gate_up(kernels: NativeKernels, layer: LayerWeights) -> PackedWeight | 
     return replace(packed, bias=biases.flatten())
 
 
-def complete(packed: "PackedLayer", layer: LayerWeights, kernels: NativeKernels) -> None:
-    """Fills in the fields and attributes of `packed` that only branched layers have.
-
-    Args:
-        kernels: pack the router.
-    """
+def complete(packed: "PackedLayer", layer: LayerWeights, kernels: "NativeBackend") -> None:
+    """Fills in the fields and attributes of `packed` that only branched layers have; `kernels` pack the router.
+    See `BranchedWeights`."""
     assert isinstance(layer, BranchedWeights), "plain layers need none of it"
-    tensors = {name: getattr(layer, name, None) for name in _TENSORS}
+    tensors = {name: getattr(layer, name, None) for name in _TENSORS} | {"sinks": layer.scoring.sinks}
     settings = {
         name: getattr(layer, name)
         for name in (
-            *("has_wide_norms", "is_centered", "norm_offset", "softcap", "multiplier", "is_gated"),
+            *("has_wide_norms", "is_centered", "norm_offset", "multiplier", "is_gated"),
             *("gate_alpha", "gate_limit"),
         )
     }
@@ -87,13 +86,14 @@ def complete(packed: "PackedLayer", layer: LayerWeights, kernels: NativeKernels)
             tensors["router"] = router.panels
         tensors["router_bias"] = None if experts.router_bias is None else experts.router_bias.float()
     branches = _Branches(
-        **{name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()},
+        **{name: address(tensor) for name, tensor in tensors.items()},
+        softcap=layer.scoring.softcap,
         activation=_ACTIVATIONS.index(layer.gate_function),
         **settings,
     )
     packed.branches = ctypes.addressof(branches)
     packed.rotation = layer.rotation
-    packed.down_bias = None if layer.down_bias is None else layer.down_bias.data_ptr()
+    packed.down_bias = address(layer.down_bias)
     packed.kept = (*packed.kept, branches, *tensors.values(), layer.down_bias)
     packed.operations = [_NUMBERED.index(name) for name in layer.operations]
     packed.num_branch_columns = columns

@@ -13,7 +13,8 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers, PackedOutputLayer
+from engine.kernels.cpu.native import NativeBackend
+from engine.kernels.cpu.native_layers import PackedLayers, PackedOutputLayer
 from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
@@ -60,10 +61,8 @@ class DeterministicBackend(NativeBackend):
 
 def _without_windows(weights: Iterable[LayerWeights]) -> Iterator[LayerWeights]:
     for layer in weights:
-        if layer.window:
-            raise ModelError(
-                f"deterministic takes layers without a sliding window, got one of {layer.window} positions"
-            )
+        if window := layer.scoring.window:
+            raise ModelError(f"deterministic takes layers without a sliding window, got one of {window} positions")
         yield layer
 
 

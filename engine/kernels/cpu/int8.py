@@ -6,7 +6,6 @@ Answers do not depend on the batch (cpp/int8/quads.h says why). `engine.kernels.
 import ctypes
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,38 +22,16 @@ from engine.kernels.cpu.int8_weights import (
     columns_in_pieces,
 )
 from engine.kernels.cpu.layer_structures import LAYER_SIZES, NORMS, PRODUCTS, PackedLayer
-from engine.kernels.cpu.native_build import declare, load_library
-from engine.kernels.cpu.native_functions import DRAW_TOKENS, FLOAT, I64, INT, KERNELS, POINTER
+from engine.kernels.cpu.native_build import address, load_functions
+from engine.kernels.cpu.native_functions import POINTER
 from engine.kernels.cpu.native_layers import PackedLayers
 from engine.kernels.cpu.native_operations import draw_tokens
 from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
+from engine.kernels.scoring import Scoring
 
 CHUNK_TOKENS = 128
 """KV tokens whose attention weights share a scale; the same as CHUNK in cpp/int8/quad_attention.h."""
-
-_SIGNATURES: dict[str, list[Any]] = {
-    "attend_int8": [
-        *[POINTER, I64, *[POINTER] * 3, *[INT] * 4, FLOAT],
-        *[*[POINTER, I64] * 2, *[POINTER] * 3],
-    ],
-    "rotate_and_store_int8": KERNELS["rotate_and_store"],
-    "quantize_int8": [*[POINTER] * 3, *[I64] * 2],
-    "round_columns_int8": [*[POINTER] * 5, *[I64] * 2, INT],
-    "spread_columns_int8": [POINTER, *[I64] * 3],
-    "take_columns_int8": [*[POINTER] * 3, *[I64] * 2],
-    "project_int8": [*[POINTER] * 4, *[I64] * 3],
-    "largest_column_int8": [*[POINTER] * 5, *[I64] * 3],
-    "draw_tokens": DRAW_TOKENS,
-    "compute_layers_int8": KERNELS["compute_layers"],
-}
-
-
-def load_int8_library(folder: Path) -> ctypes.CDLL:
-    """The kernels of int8.cpp; see `load_library`."""
-    library = load_library(folder, "int8")
-    declare(library, _SIGNATURES)
-    return library
 
 
 class _Int8Layer(PackedLayer):
@@ -65,19 +42,13 @@ class _Int8Layer(PackedLayer):
 
 class Int8Backend(AttentionShape, AttentionBackend):
     """Decoder layers, attention and output layer in int8; hidden states, queries and attention outputs are bfloat16.
-    Takes the arguments and raises the errors of `NativeKernels`, which describes them."""
+    Takes the arguments and raises the errors of `NativeBackend`, which describes them."""
 
     name = "native"
 
-    def __init__(self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int, folder: Path) -> None:
-        super().__init__(
-            num_q_heads=num_q_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            block_size=block_size,
-            shared_unit=CHUNK_TOKENS,
-        )
-        self.library = load_int8_library(folder)
+    def __init__(self, *, folder: Path, **shape: int) -> None:
+        super().__init__(**shape, shared_unit=CHUNK_TOKENS)
+        self.library = load_functions(folder, "int8")
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
         """Layers in one C++ call. Raises `ModelError` if a size of the layers is not supported, or they have a
@@ -95,16 +66,15 @@ class Int8Backend(AttentionShape, AttentionBackend):
             raise ModelError(
                 f"dtype 'int8' takes sizes that are multiples of 32, got {hidden_size} and {intermediate_size}"
             )
-        if layer.window:
-            raise ModelError(f"dtype 'int8' has no sliding window, got one of {layer.window} positions")
+        if layer.scoring.window:
+            raise ModelError(f"dtype 'int8' has no sliding window, got one of {layer.scoring.window} positions")
         products = packer.pack(layer)
         norms = [None if norm is None else norm.float() for norm in (None, layer.q_norm, layer.k_norm, None)]
+        addresses = (*map(address, norms), *(product.addresses() for product in products))
         packed = _Int8Layer(
-            *(None if norm is None else norm.data_ptr() for norm in norms),
-            *(product.addresses() for product in products),
-            *(hidden_size, intermediate_size),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size, 0),
-            *(layer.epsilon, layer.scale),
+            *(*addresses, hidden_size, intermediate_size),
+            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
+            *(0, layer.epsilon, layer.scoring.scale),
         )
         packed.kept = (*norms, *products)
         return packed
@@ -129,23 +99,14 @@ class Int8Backend(AttentionShape, AttentionBackend):
         return draw_tokens(self.library, logits, settings)
 
     def attend(
-        self,
-        query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: NativeWork,
-        *,
-        scale: float,
-        softcap: float = 0.0,
-        window: int = 0,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork, scoring: Scoring
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`; without softcap, window and sinks. KV layout: cpp/int8/quad_attention.h."""
-        assert (softcap, window, sinks) == (0.0, 0, None), "make_layers refuses such layers"
+        assert scoring.is_plain, "make_layers refuses such layers"
         out = torch.empty(len(query), self.num_q_heads, self.head_dim, dtype=torch.bfloat16)
         self.library.attend_int8(
             *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size, scale),
+            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size, scoring.scale),
             *(work.shared.ctypes.data, len(work.shared), work.own.ctypes.data, len(work.own)),
             *(work.prefix_blocks.ctypes.data, work.own_blocks.ctypes.data, work.state.data_ptr()),
         )
@@ -177,7 +138,7 @@ class Int8OutputLayer:
         assert allowed is None or (allowed.shape == (len(hidden), num_columns // 32) and allowed.is_contiguous())
         self._library.largest_column_int8(
             *(rows.data_ptr(), scales.data_ptr(), ctypes.byref(self._addresses)),
-            *(None if allowed is None else allowed.data_ptr(), out.data_ptr()),
+            *(address(allowed), out.data_ptr()),
             *(len(hidden), num_columns, hidden.shape[1]),
         )
         return out

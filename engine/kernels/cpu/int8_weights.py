@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import torch
 
 from engine.kernels import cdiv
+from engine.kernels.cpu.native_build import address
 from engine.kernels.decoder_layer import LayerWeights
 
 PANEL = 32
@@ -69,7 +70,7 @@ class PackedInt8:
             panel = torch.zeros(len(scale) // PANEL, num_quads, PANEL, 4, dtype=torch.int8)
             offset = torch.empty(len(scale), dtype=torch.int32)
             library.round_columns_int8(
-                *(found.data_ptr(), inverse.data_ptr(), None if feedback is None else feedback.data_ptr()),
+                *(found.data_ptr(), inverse.data_ptr(), address(feedback)),
                 *(panel.data_ptr(), offset.data_ptr(), len(scale), self.depth),
                 4 if feedback is None else feedback.shape[1],
             )
@@ -86,7 +87,7 @@ class PackedInt8:
 
     def addresses(self) -> Int8Weight:
         tensors = (self.panels, self.offsets, self.scales, self.bias)
-        return Int8Weight(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+        return Int8Weight(*map(address, tensors))
 
     def columns(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 ``[n]`` -> int8 ``[n, depth]`` and float32 ``[n]``: these columns and their scales."""

@@ -1,4 +1,4 @@
-"""Compiles the C++ kernels of cpp/ once per machine, and loads them."""
+"""Compiles the C++ kernels of cpp/ once per machine, loads them, and passes tensors to them."""
 
 import ctypes
 import hashlib
@@ -9,10 +9,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+
+import torch
+
+from engine.kernels.cpu.native_functions import SIGNATURES
 
 LOGGER = logging.getLogger("batchloom.engine")
 
@@ -50,13 +52,6 @@ def load_library(folder: Path, source: str) -> ctypes.CDLL:
         raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
 
 
-def declare(library: ctypes.CDLL, signatures: Mapping[str, list[Any]]) -> None:
-    """Sets the argument types of functions; none of them returns a value."""
-    for name, types in signatures.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
-
-
 def _compiled(compiler: str, folder: Path, source: str) -> Path:
     """The shared library for this source, compiler and processor."""
     run = partial(subprocess.run, capture_output=True, text=True, check=False)
@@ -90,3 +85,17 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def load_functions(folder: Path, source: str) -> ctypes.CDLL:
+    """`load_library`, with the types of the arguments of its functions."""
+    library = load_library(folder, source)
+    for name, types in SIGNATURES[source].items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+    return library
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    """A tensor as an argument: the address of its memory; None, a null pointer, where there is none."""
+    return None if tensor is None else tensor.data_ptr()

@@ -1,63 +1,58 @@
-"""Decoder layers and output layer on the C++ kernels, and the attention backend that makes them."""
+"""Decoder layers and output layers with packed weights, computed by the C++ kernels."""
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from engine.kernels import cdiv
-from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
 from engine.kernels.cpu.branched_layers import complete, pack_gate_up
 from engine.kernels.cpu.layer_structures import LayerStep, PackedLayer, PanelLayer
-from engine.kernels.cpu.native import NativeKernels, PackedWeight, in_one_allocation
-from engine.kernels.cpu.native_operations import NativeOperations
+from engine.kernels.cpu.native_build import address
 from engine.kernels.cpu.native_work import NativeWork
-from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, TabledWork
-from engine.kernels.layer_by_layer import LayerByLayer
-from engine.kernels.output_layer import columns_in_float64
+from engine.kernels.decoder_layer import LayerWeights, TabledWork
+
+if TYPE_CHECKING:
+    from engine.kernels.cpu.native import NativeBackend
 
 
-class NativeBackend(NativeOperations, AttentionBackend):
-    """The C++ kernels for bfloat16 and float32, with the arguments of `NativeKernels`. Without `has_layers` they do not
-    support the model's layers, and `make_layers` returns None."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedWeight:
+    """Weights of a linear layer in the memory layout that the matrix kernels read.
 
-    name = "native"
-    label_columns = staticmethod(columns_in_float64)
+    Attributes:
+        panels: bfloat16 or float32, panels of 32 output columns.
+        bias: of the same type, ``[num_columns]``.
+        is_gated: whether a panel holds 16 columns of the gate, then the same 16 columns of up.
+    """
 
-    def __init__(self, *, has_layers: bool, **shape: Any) -> None:
-        super().__init__(**shape)
-        self._has_layers = has_layers
+    panels: torch.Tensor
+    bias: torch.Tensor | None
+    num_columns: int
+    depth: int
+    is_gated: bool
 
-    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
-        """Layers in one C++ call; with torch's matrix products where the kernels do not support the sizes or processor.
-        `weights` is read one at a time, so that the caller can free each layer before the next one is copied."""
-        if not self._has_layers:
-            return None
-        packed: list[PanelLayer] = []
-        remaining = iter(weights)
-        for layer in remaining:
-            found = _pack(self, layer)
-            if found is None:
-                from engine.kernels.cpu.unpacked_layer import make_unpacked_layer  # imported only when needed
+    def columns(self, index: torch.Tensor) -> torch.Tensor:
+        """int64 ``[n]`` -> ``[n, depth]``: the weights of these output columns, unpacked."""
+        assert not self.is_gated, "a column index is ambiguous between gate and up"
+        words = self.panels.view(torch.int32)[..., 0]
+        return words[index // 32, :, index % 32].view(self.panels.dtype)
 
-                assert not packed, "layers of one model differ in shape"
-                return LayerByLayer(make_unpacked_layer(self, each) for each in chain([layer], remaining))
-            packed.append(found)
-        return PackedLayers(self, self.kernel("compute_layers"), packed, dtype=self.dtype)
 
-    def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "PackedOutputLayer | None":
-        """The output layer with packed weights; None as for `pack`."""
-        packed = self.pack(weight, bias)
-        return None if packed is None else PackedOutputLayer(self, packed)
+def in_one_allocation(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
+    """Copies of the weights in one allocation, so that small weights share pages of 2 MB."""
+    joined = torch.cat([weight.panels.flatten() for weight in weights])
+    parts = torch.split(joined, [weight.panels.numel() for weight in weights])
+    return [replace(weight, panels=part.view_as(weight.panels)) for weight, part in zip(weights, parts, strict=True)]
 
 
 class PackedOutputLayer:
     """An output layer (`engine.kernels.attention_backend.OutputLayer`) with packed weights."""
 
-    def __init__(self, kernels: NativeBackend, packed: PackedWeight) -> None:
+    def __init__(self, kernels: "NativeBackend", packed: PackedWeight) -> None:
         self._kernels = kernels
         self._packed = packed
 
@@ -76,7 +71,8 @@ class PackedOutputLayer:
         return self._packed.columns(token_ids.flatten()).view(*token_ids.shape, -1)
 
 
-def _pack(kernels: NativeKernels, layer: LayerWeights) -> PanelLayer | None:
+def pack_layer(kernels: "NativeBackend", layer: LayerWeights) -> PanelLayer | None:
+    """A layer for `PackedLayers`; None where the kernels do not support its sizes or the processor."""
     if not kernels.has_products:
         return None
     is_branched = type(layer) is not LayerWeights
@@ -85,15 +81,12 @@ def _pack(kernels: NativeKernels, layer: LayerWeights) -> PanelLayer | None:
     if qkv is None or output is None or gate_up is None or down is None:
         return None
     products = in_one_allocation((qkv, output, gate_up, down))
-    tensors = (
-        *(layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm),
-        *(tensor for product in products for tensor in (product.panels, product.bias)),
-    )
+    norms = layer.attention_norm, layer.q_norm, layer.k_norm, layer.mlp_norm
+    tensors = (*norms, *(tensor for product in products for tensor in (product.panels, product.bias)))
     packed = PanelLayer(
-        *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
-        *(qkv.depth, down.depth),
-        *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size, layer.window),
-        *(layer.epsilon, layer.scale),
+        *(*map(address, tensors), qkv.depth, down.depth),
+        *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size),
+        *(layer.scoring.window, layer.epsilon, layer.scoring.scale),
     )
     packed.kept = tensors
     if is_branched:
@@ -160,7 +153,7 @@ class PackedLayers:
         self._compute(
             *(self._weights, len(self._layers), self._operations, len(self._operations)),
             *((LayerStep * len(steps))(*steps), hidden.data_ptr(), _addresses(k_caches), _addresses(v_caches)),
-            *(None if output_rows is None else output_rows.data_ptr(), num_output_rows),
+            *(address(output_rows), num_output_rows),
         )
         return hidden if output_rows is None else hidden[:num_output_rows]
 

@@ -1,38 +1,36 @@
 """The C++ kernels called one operation at a time, for layers that are not computed in one call."""
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
-from engine.kernels.cpu.native import NativeKernels
+from engine.kernels.cpu.attention_shape import AttentionShape
+from engine.kernels.cpu.native_build import address
 from engine.kernels.cpu.native_work import NativeWork
+from engine.kernels.scoring import Scoring
 
 
-class NativeOperations(NativeKernels):
-    """The operations of a decoder layer between its matrix products; see `NativeKernels`."""
+class NativeOperations(AttentionShape):
+    """The operations of a decoder layer, and draws of tokens. The attributes are those of `NativeBackend`."""
+
+    library: ctypes.CDLL
+    kernel: Callable[[str], Callable[..., None]]
+    new_rows: Callable[[int, int], torch.Tensor]
 
     def attend(
-        self,
-        query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: NativeWork,
-        *,
-        scale: float,
-        softcap: float = 0.0,
-        window: int = 0,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork, scoring: Scoring
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`; cpp/attention.h describes the layout of the caches. Query rows may be strided;
         where the heads of a row are not contiguous, the query is copied."""
         if query.stride()[1:] != (self.head_dim, 1):
             query = query.contiguous()
-        out = self._rows(query.shape[0], self.num_q_heads * self.head_dim)
-        sinks = None if sinks is None else sinks.float().contiguous()
+        out = self.new_rows(query.shape[0], self.num_q_heads * self.head_dim)
+        sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
         self.kernel("attend")(
             *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size, scale),
-            *(softcap, window, None if sinks is None else sinks.data_ptr()),
+            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
+            *(scoring.scale, scoring.softcap, scoring.window, address(sinks)),
             *(work.shared.ctypes.data, len(work.shared), work.own.ctypes.data, len(work.own)),
             *(array.ctypes.data for array in (work.prefix_blocks, work.own_blocks, work.own_seen)),
             work.state.data_ptr(),
@@ -46,17 +44,6 @@ class NativeOperations(NativeKernels):
         qkv = torch.cat([key.new_zeros(len(key), self.num_q_heads, self.head_dim), key, value], dim=1).flatten(1)
         cos, sin = torch.ones(len(key), self.head_dim), torch.zeros(len(key), self.head_dim)
         self.rotate_and_write_kv(qkv, cos, sin, k_cache, v_cache, work)
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """Divides each row by its root mean square and multiplies it by the weight: ``[T, n]``.
-
-        Args:
-            x, weight: ``[T, n]`` and ``[n]``.
-            epsilon: added to the mean square.
-        """
-        out = self._rows(*x.shape)
-        self.kernel("rms_norm")(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, epsilon)
-        return out
 
     def rotate_and_write_kv(
         self,
@@ -78,16 +65,26 @@ class NativeOperations(NativeKernels):
             cos, sin: float32 ``[T, head_dim]``, contiguous.
             q_norm, k_norm: ``[head_dim]``.
         """
-        norms = (0 if norm is None else norm.data_ptr() for norm in (q_norm, k_norm))
         self.kernel("rotate_and_store")(
-            *(qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), *norms, epsilon, work.slots.ctypes.data),
-            *(k_cache.data_ptr(), v_cache.data_ptr(), qkv.shape[0]),
+            *map(address, (qkv, cos, sin, q_norm, k_norm)),
+            *(epsilon, work.slots.ctypes.data, k_cache.data_ptr(), v_cache.data_ptr(), qkv.shape[0]),
             *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
         )
 
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """Divides each row by its root mean square and multiplies it by the weight: ``[T, n]``.
+
+        Args:
+            x, weight: ``[T, n]`` and ``[n]``.
+            epsilon: added to the mean square.
+        """
+        out = self.new_rows(*x.shape)
+        self.kernel("rms_norm")(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, epsilon)
+        return out
+
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         """``[T, 2 n]``, gate beside up -> ``[T, n]``: silu(gate) * up."""
-        out = self._rows(gate_up.shape[0], gate_up.shape[1] // 2)
+        out = self.new_rows(gate_up.shape[0], gate_up.shape[1] // 2)
         self.kernel("swiglu")(gate_up.data_ptr(), out.data_ptr(), *out.shape)
         return out
 
@@ -97,7 +94,7 @@ class NativeOperations(NativeKernels):
 
 
 def draw_tokens(library: ctypes.CDLL, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """`AttentionBackend.draw_tokens` in C++, which sorts only likely tokens. See `AttentionBackend.draw_tokens`."""
+    """C++ that sorts only likely tokens. See `AttentionBackend.draw_tokens`."""
     logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
     library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
     return out

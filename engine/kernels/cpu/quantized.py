@@ -6,8 +6,7 @@ float32. Results are the same bits as with unpacked weights of that format.
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -16,24 +15,14 @@ import torch
 from engine.errors import ModelError
 from engine.kernels import cdiv
 from engine.kernels.cpu.branched_layers import complete
-from engine.kernels.cpu.layer_structures import NORMS, PanelLayer
-from engine.kernels.cpu.native import NativeKernels
-from engine.kernels.cpu.native_build import declare, load_library
-from engine.kernels.cpu.native_functions import I64, KERNELS, POINTER
-from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
+from engine.kernels.cpu.layer_structures import PanelLayer
+from engine.kernels.cpu.native import NativeBackend
+from engine.kernels.cpu.native_build import address
+from engine.kernels.cpu.native_layers import PackedLayers
 from engine.kernels.cpu.quantized_formats import HALF, QuantizedFormat
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
 _PANEL = 2 * HALF
-
-_SIGNATURES: dict[str, list[Any]] = {
-    "repack_quantized": [I64, POINTER, I64, *[POINTER] * 2, *[I64] * 3],
-    "repack_codes_quantized": [I64, *[POINTER] * 3, I64, POINTER, *[I64] * 3],
-    "columns_quantized": [*[POINTER] * 3, *[I64] * 2],
-    "project_quantized": [*[POINTER] * 4, *[I64] * 3],
-    "largest_column_quantized": [*[POINTER] * 5, *[I64] * 3],
-    "compute_layers_quantized": KERNELS["compute_layers"],
-}
 
 
 class QuantizedColumns:
@@ -134,18 +123,11 @@ class QuantizedWeight:
         return sum(part.panels.nbytes for part in self.parts)
 
     def addresses(self) -> tuple[int, int | None]:
-        return self.halves.ctypes.data, None if self.bias is None else self.bias.data_ptr()
+        return self.halves.ctypes.data, address(self.bias)
 
 
 QuantizedLayer = tuple[LayerWeights, Sequence[QuantizedWeight]]
 """A layer, of whose weights only the norms are read, and its products: qkv, output, gate and up, down."""
-
-
-def load_quantized_library(folder: Path) -> ctypes.CDLL:
-    """The kernels of quantized.cpp; see `load_library`."""
-    library = load_library(folder, "quantized")
-    declare(library, _SIGNATURES)
-    return library
 
 
 def element_type(library: ctypes.CDLL) -> torch.dtype:
@@ -154,30 +136,29 @@ def element_type(library: ctypes.CDLL) -> torch.dtype:
 
 
 def make_quantized_layers(
-    kernels: NativeKernels, library: ctypes.CDLL, layers: Iterable[QuantizedLayer]
+    kernels: NativeBackend, library: ctypes.CDLL, layers: Iterable[QuantizedLayer]
 ) -> DecoderLayers:
     """Layers in one C++ call; `ModelError` if a size is not supported.
 
     Args:
         kernels: of the layers' attention shape, for the library's `element_type`.
-        library: of `load_quantized_library`.
+        library: the functions of quantized.cpp.
     """
     packed = [_pack(kernels, layer) for layer in layers]
     return PackedLayers(kernels, library.compute_layers_quantized, packed, dtype=kernels.dtype)
 
 
-def _pack(kernels: NativeKernels, layer: QuantizedLayer) -> PanelLayer:
+def _pack(kernels: NativeBackend, layer: QuantizedLayer) -> PanelLayer:
     weights, products = layer
     for product in products:
         if product.num_padded > product.num_columns:
             raise ModelError(f"dtype 'quantized' takes layers in multiples of 32, got {product.num_columns} columns")
-    norms = [getattr(weights, name) for name in NORMS]
+    norms = weights.attention_norm, weights.q_norm, weights.k_norm, weights.mlp_norm
+    addresses = (*map(address, norms), *chain.from_iterable(product.addresses() for product in products))
     packed = PanelLayer(
-        *(None if norm is None else norm.data_ptr() for norm in norms),
-        *(address for product in products for address in product.addresses()),
-        *(products[0].depth, products[-1].depth),
-        *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size, weights.window),
-        *(weights.epsilon, weights.scale),
+        *(*addresses, products[0].depth, products[-1].depth),
+        *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size),
+        *(weights.scoring.window, weights.epsilon, weights.scoring.scale),
     )
     packed.kept = (*norms, *products)
     if type(weights) is not LayerWeights:
@@ -208,7 +189,7 @@ class QuantizedOutputLayer:
         num_columns = self._weight.num_padded
         assert allowed is None or (allowed.shape == (len(rows), num_columns // 32) and allowed.is_contiguous())
         self._library.largest_column_quantized(
-            *(rows.data_ptr(), *self._weight.addresses(), None if allowed is None else allowed.data_ptr()),
+            *(rows.data_ptr(), *self._weight.addresses(), address(allowed)),
             *(out.data_ptr(), len(rows), num_columns, self._weight.depth),
         )
         return out
@@ -221,7 +202,5 @@ class QuantizedOutputLayer:
         """``[..., hidden]``."""
         ids = token_ids.flatten()
         out = torch.empty(len(ids), self._weight.depth, dtype=self._kernels.dtype)
-        self._library.columns_quantized(
-            *(self._weight.addresses()[0], ids.data_ptr(), out.data_ptr(), *out.shape),
-        )
+        self._library.columns_quantized(*(self._weight.addresses()[0], ids.data_ptr(), out.data_ptr(), *out.shape))
         return out.view(*token_ids.shape, -1)

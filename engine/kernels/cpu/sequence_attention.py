@@ -10,20 +10,14 @@ import torch
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.scoring import Scoring
 
 
 def attend_by_sequence(
-    query: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    batch: AttentionBatch,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: torch.Tensor | None = None,
+    query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, scoring: Scoring
 ) -> torch.Tensor:
     """See `AttentionBackend.attend`; takes the step's `batch` in place of its prepared work."""
+    softcap, window, sinks = scoring.softcap, scoring.window, scoring.sinks
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     num_kv_heads, head_dim = k_cache.shape[2:]
     for group in range(batch.num_groups):
@@ -48,7 +42,7 @@ def attend_by_sequence(
                 for cache in (k_cache, v_cache)
             )
             rows = query[first_row:last_row].float().view(len(positions), num_kv_heads, -1, head_dim)
-            scores = rows.permute(1, 2, 0, 3) @ key.transpose(-1, -2) * scale
+            scores = rows.permute(1, 2, 0, 3) @ key.transpose(-1, -2) * scoring.scale
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
             seen = torch.arange(begin, end)

@@ -21,6 +21,7 @@ from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.sequence_attention import attend_by_sequence
 from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.draw import draw_tokens
+from engine.kernels.scoring import Scoring
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -128,22 +129,12 @@ class CpuAttention(AttentionBackend):
         v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, work.slots, value)
 
     def attend(
-        self,
-        query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: CpuWork,
-        *,
-        scale: float,
-        softcap: float = 0.0,
-        window: int = 0,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: CpuWork, scoring: Scoring
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
-        if softcap or window or sinks is not None:
-            return attend_by_sequence(
-                query, k_cache, v_cache, work.batch, scale=scale, softcap=softcap, window=window, sinks=sinks
-            )
+        if not scoring.is_plain:
+            return attend_by_sequence(query, k_cache, v_cache, work.batch, scoring)
+        scale = scoring.scale
         num_rows = query.shape[0]
         by_head = (self.num_kv_heads, num_rows, self.group_size, self.head_dim)
         packed = query.reshape(num_rows, *by_head[:1], *by_head[2:]).transpose(0, 1).contiguous()

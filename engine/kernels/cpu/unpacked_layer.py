@@ -1,10 +1,12 @@
 """A decoder layer on the CPU with torch's matrix products, where the C++ products lack its sizes or the processor."""
 
+from dataclasses import fields
+
 import torch
 from torch.nn.functional import gelu, layer_norm, linear, silu
 
 from engine.kernels.branched_layer import BranchedWeights
-from engine.kernels.cpu.native_operations import NativeOperations
+from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.layer_by_layer import LayerState
 
@@ -12,10 +14,13 @@ _GELUS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 class UnpackedLayer:
-    """One layer of `LayerByLayer`. All operations but the products are C++ kernels."""
+    """One layer of `LayerByLayer`. All operations but the products are C++ kernels; those that only `BranchedWeights`
+    have are torch's."""
 
-    def __init__(self, kernels: NativeOperations, weights: LayerWeights) -> None:
+    def __init__(self, kernels: NativeBackend, weights: LayerWeights) -> None:
         self._kernels = kernels
+        if not isinstance(weights, BranchedWeights):
+            weights = BranchedWeights(**{field.name: getattr(weights, field.name) for field in fields(weights)})
         self._weights = weights
         self._gate_up = torch.cat([weights.gate, weights.up])
         self.operations = weights.operations
@@ -27,20 +32,15 @@ class UnpackedLayer:
         s.qkv = linear(s.normed, *self._weights.qkv)
 
     def rotate_and_write_kv(self, s: LayerState) -> None:
-        w = self._weights
+        w, first = self._weights, self._weights.rotation * len(s.qkv)
+        cos, sin = (angles[first : first + len(s.qkv)] for angles in s.rotation)
         self._kernels.rotate_and_write_kv(
-            s.qkv, *s.rotation, *s.caches, s.work, q_norm=w.q_norm, k_norm=w.k_norm, epsilon=w.epsilon
+            s.qkv, cos, sin, *s.caches, s.work, q_norm=w.q_norm, k_norm=w.k_norm, epsilon=w.epsilon
         )
 
     def attend(self, s: LayerState) -> None:
-        self._attend(s)
-
-    def _attend(self, s: LayerState, softcap: float = 0.0, sinks: torch.Tensor | None = None) -> None:
-        w = self._weights
         query = s.qkv.view(len(s.qkv), -1, self._kernels.head_dim)[:, : self._kernels.num_q_heads]
-        s.attended = self._kernels.attend(
-            query, *s.caches, s.work, scale=w.scale, softcap=softcap, window=w.window, sinks=sinks
-        ).flatten(1)
+        s.attended = self._kernels.attend(query, *s.caches, s.work, self._weights.scoring).flatten(1)
 
     def select_rows(self, s: LayerState) -> None:
         if s.output_rows is not None:
@@ -56,38 +56,22 @@ class UnpackedLayer:
         s.gated = self._kernels.swiglu(linear(s.normed, self._gate_up))
 
     def down(self, s: LayerState) -> None:
-        s.hidden = linear(s.gated, self._weights.down).add_(s.hidden)
-
-
-class UnpackedBranchedLayer(UnpackedLayer):
-    """`UnpackedLayer` with the operations of `BranchedWeights`."""
-
-    def __init__(self, kernels: NativeOperations, weights: BranchedWeights) -> None:
-        super().__init__(kernels, weights)
-        self._branched = weights
+        self.down_branch(s)
+        s.hidden = s.branch.add_(s.hidden)
 
     def attention_input(self, s: LayerState) -> None:
-        s.normed = self._norm_rows(s.hidden, self._weights.attention_norm, self._branched.attention_norm_bias)
+        s.normed = self._norm_rows(s.hidden, self._weights.attention_norm, self._weights.attention_norm_bias)
 
     def norm_heads(self, s: LayerState) -> None:
         q_size = self._kernels.num_q_heads * self._kernels.head_dim
         kv_size = self._kernels.num_kv_heads * self._kernels.head_dim
         for first, size, norm in (
-            (0, q_size, self._branched.apart_q_norm),
-            (q_size, kv_size, self._branched.apart_k_norm),
+            (0, q_size, self._weights.apart_q_norm),
+            (q_size, kv_size, self._weights.apart_k_norm),
         ):
             assert norm is not None, "query and key heads are normed both or neither"
             part = s.qkv[:, first : first + size]
             part.copy_(self._normed(part.reshape(len(part), -1, len(norm)), norm).flatten(1))
-
-    def rotate_and_write_kv(self, s: LayerState) -> None:
-        first = self._branched.rotation * len(s.qkv)
-        cos, sin = s.rotation
-        s.rotation = cos[first : first + len(s.qkv)], sin[first : first + len(s.qkv)]
-        super().rotate_and_write_kv(s)
-
-    def attend(self, s: LayerState) -> None:
-        self._attend(s, self._branched.softcap, self._branched.sinks)
 
     def select_normed_rows(self, s: LayerState) -> None:
         self.select_rows(s)
@@ -98,26 +82,22 @@ class UnpackedBranchedLayer(UnpackedLayer):
         s.branch = linear(s.attended, *self._weights.output)
 
     def add_attention(self, s: LayerState) -> None:
-        self._add_branch(s, self._branched.post_attention_norm)
+        self._add_branch(s, self._weights.post_attention_norm)
 
     def mlp_input(self, s: LayerState) -> None:
-        s.normed = self._norm_rows(s.hidden, self._weights.mlp_norm, self._branched.mlp_norm_bias)
+        s.normed = self._norm_rows(s.hidden, self._weights.mlp_norm, self._weights.mlp_norm_bias)
 
     def activate(self, s: LayerState) -> None:
-        w = self._branched
+        w = self._weights
         gate, up = linear(s.normed, self._gate_up).tensor_split([len(w.gate)], dim=1)
         s.gated = self._activate(gate, up if w.is_gated else None, w.gate_bias, w.up_bias)
 
-    def down(self, s: LayerState) -> None:
-        self.down_branch(s)
-        s.hidden = s.branch.add_(s.hidden)
-
     def down_branch(self, s: LayerState) -> None:
-        s.branch = linear(s.gated, self._weights.down, self._branched.down_bias)
+        s.branch = linear(s.gated, self._weights.down, self._weights.down_bias)
 
     def route(self, s: LayerState) -> None:
         """Chooses the experts of each row and their weights, ``[rows, slots]``; shared experts come last."""
-        experts = self._branched.experts
+        experts = self._weights.experts
         assert experts is not None, "layers without experts are not routed"
         shape = len(s.normed), experts.num_shared
         s.experts = torch.arange(experts.num_experts, experts.num_experts + experts.num_shared).expand(shape)
@@ -137,7 +117,7 @@ class UnpackedBranchedLayer(UnpackedLayer):
 
     def experts(self, s: LayerState) -> None:
         """Computes each expert on all of its rows, and sums a row's results by its weights."""
-        w, num_slots = self._branched, s.experts.shape[1]
+        w, num_slots = self._weights, s.experts.shape[1]
         assert w.experts is not None, "layers without experts are not routed"
         num_experts = w.experts.num_experts + w.experts.num_shared
         gates, ups = self._gate_up.view(2, num_experts, -1, s.normed.shape[1])
@@ -159,17 +139,13 @@ class UnpackedBranchedLayer(UnpackedLayer):
         s.branch = (made.unflatten(0, s.weights.shape) * s.weights.unsqueeze(2)).sum(dim=1).to(s.normed.dtype)
 
     def add_mlp(self, s: LayerState) -> None:
-        self._add_branch(s, self._branched.post_mlp_norm)
+        self._add_branch(s, self._weights.post_mlp_norm)
 
     def _activate(
-        self,
-        gate: torch.Tensor,
-        up: torch.Tensor | None,
-        gate_bias: torch.Tensor | None,
-        up_bias: torch.Tensor | None,
+        self, gate: torch.Tensor, up: torch.Tensor | None, gate_bias: torch.Tensor | None, up_bias: torch.Tensor | None
     ) -> torch.Tensor:
         """The input of the feed-forward's second product; `up` is None where the feed-forward is not gated."""
-        w = self._branched
+        w = self._weights
         gate = gate if gate_bias is None else gate + gate_bias
         up = up if up is None or up_bias is None else up + up_bias
         if w.gate_function == "clamped":
@@ -180,13 +156,13 @@ class UnpackedBranchedLayer(UnpackedLayer):
         return activated if up is None else activated * up
 
     def _norm_rows(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self._branched.is_centered:
+        if self._weights.is_centered:
             return layer_norm(x, weight.shape, weight, bias, self._weights.epsilon)
         return self._normed(x, weight)
 
     def _add_branch(self, s: LayerState, norm: torch.Tensor | None) -> None:
         branch = s.branch if norm is None else self._normed(s.branch, norm)
-        s.hidden = s.hidden + branch * self._branched.multiplier
+        s.hidden = s.hidden + branch * self._weights.multiplier
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm over the last dimension, computed in float32; returns `x` for an empty weight."""
@@ -194,11 +170,4 @@ class UnpackedBranchedLayer(UnpackedLayer):
             return x
         wide = x.float()
         factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._weights.epsilon)
-        return (wide * factor * (weight.float() + self._branched.norm_offset)).to(x.dtype)
-
-
-def make_unpacked_layer(kernels: NativeOperations, weights: LayerWeights) -> UnpackedLayer:
-    """The layer of these weights."""
-    if isinstance(weights, BranchedWeights):
-        return UnpackedBranchedLayer(kernels, weights)
-    return UnpackedLayer(kernels, weights)
+        return (wide * factor * (weight.float() + self._weights.norm_offset)).to(x.dtype)

@@ -15,12 +15,13 @@ Layouts: query and out ``[T, num_q_heads, head_dim]``; caches ``[num_blocks, blo
 rest as in DeviceWork. Addresses are 64-bit.
 """
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import DeviceWork
 from engine.kernels.triton.layers.fp8 import FP8_DTYPES, kv_scales, kv_strides
@@ -37,7 +38,7 @@ from engine.kernels.triton.tile import (
     attend_tile,
     packed_rows,
 )
-from engine.kernels.triton.triton_attention import Scoring, TritonAttention, is_interpreted
+from engine.kernels.triton.triton_attention import Caches, TritonAttention, is_interpreted
 
 LOG2_E = 1.4426950408889634
 
@@ -156,16 +157,12 @@ def _attention_kernel(
 def launch_attention(
     out: torch.Tensor,
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    caches: Caches,
     work: DeviceWork,
+    scoring: Scoring,
     *,
     first_tile: int,
     num_tiles: int,
-    scale: float,
-    softcap: float,
-    window: int,
-    sinks: torch.Tensor | None,
     is_merging: bool,
     is_amd: bool,
 ) -> None:
@@ -173,27 +170,26 @@ def launch_attention(
 
     Args:
         out, query: ``[T, num_q_heads, head_dim]``.
-        key_cache, value_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, with the same strides.
         work: the step's tiles on the device; its partial results and counters are written.
         first_tile: a multiple of 4 (64 bytes).
-        scale, softcap, window, sinks: see `AttentionBackend.attend`.
         is_merging: whether the launch merges the partial results of a row into `out`.
     """
     _, num_q_heads, head_dim = query.shape
+    key_cache, value_cache = caches
     block_size, num_kv_heads = key_cache.shape[1:3]
-    launch = work.launch
+    launch, cap = work.launch, scoring.softcap
     skipped = first_tile * int(TILE_WIDTH.value)
     _attention_kernel[(num_tiles * num_kv_heads,)](
         out, query, key_cache, value_cache, work.work[skipped:], work.partial_out, work.partial_lse, work.counters,
-        work.partial_lse if sinks is None else sinks,
+        work.partial_lse if scoring.sinks is None else scoring.sinks,
         work.row_ids_at - skipped, work.rows_at - skipped, work.block_table_at - skipped,
-        2 * LOG2_E * scale / softcap if softcap else LOG2_E * scale, LOG2_E * softcap, window,
+        2 * LOG2_E * scoring.scale / cap if cap else LOG2_E * scoring.scale, LOG2_E * cap, scoring.window,
         *out.stride()[:2], *query.stride()[:2], *kv_strides(key_cache),
         NUM_KV_HEADS=num_kv_heads, GROUP_SIZE=num_q_heads // num_kv_heads,
         HEAD_DIM=head_dim, HEAD_DIM_PADDED=triton.next_power_of_2(max(head_dim, 16)), BLOCK_SIZE=block_size,
         NARROW_M=launch.narrow.rows, NARROW_N=launch.narrow.tokens,
         WIDE_M=launch.wide.rows if launch.wide else 0, WIDE_N=launch.wide.tokens if launch.wide else 0,
-        HAS_WINDOW=window > 0, HAS_CAP=softcap > 0, HAS_SINKS=sinks is not None,
+        HAS_WINDOW=scoring.window > 0, HAS_CAP=cap > 0, HAS_SINKS=scoring.sinks is not None,
         HAS_SCALES=key_cache.dtype in FP8_DTYPES,
         WIDENS_DOT=is_interpreted() and query.dtype == torch.bfloat16, IS_MERGING=is_merging, IS_AMD=is_amd,
         num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True, **launch.options,
@@ -206,17 +202,11 @@ class FusedAttention(TritonAttention):
     name: ClassVar[SharePolicy] = "fused"
 
     def _launch(
-        self,
-        out: torch.Tensor,
-        query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: DeviceWork,
-        **scoring: Unpack[Scoring],
+        self, out: torch.Tensor, query: torch.Tensor, caches: Caches, work: DeviceWork, scoring: Scoring
     ) -> None:
         launch_attention(
-            out, query, k_cache, v_cache, work, first_tile=0, num_tiles=work.num_tiles, is_merging=True,
-            is_amd=self.is_amd, **scoring,
+            out, query, caches, work, scoring, first_tile=0, num_tiles=work.num_tiles, is_merging=True,
+            is_amd=self.is_amd,
         )  # fmt: skip
 
 

@@ -30,19 +30,9 @@ def sink_scores(sinks, head):
 
 @triton.jit
 def merge_rows(
-    out_rows,
-    partial_out,
-    partial_lse,
-    first_part,
-    num_parts,
-    head,
-    is_merged,
-    sinks,
-    NUM_Q_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    M: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-):
+    out_rows, partial_out, partial_lse, first_part, num_parts, head, is_merged, sinks,
+    NUM_Q_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, M: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
     """Merges and stores the rows for which is_merged ``[M]`` is true.
 
     out_rows: pointers ``[M]`` to the rows' first element. first_part, num_parts, head (of all query heads): ``[M]``.

@@ -10,17 +10,18 @@ prefix is shared, and each of the three steps is a launch with its own tail.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import DeviceWork
 from engine.kernels.triton.fused import launch_attention
 from engine.kernels.triton.merge import merge_partials
-from engine.kernels.triton.triton_attention import Scoring, TritonAttention
+from engine.kernels.triton.triton_attention import Caches, TritonAttention
 from engine.kernels.triton.tuned import Launch
 from engine.kernels.triton.work_list import TileField, WorkList
 
@@ -44,20 +45,14 @@ class RelayAttention(TritonAttention):
         )
 
     def _launch(
-        self,
-        out: torch.Tensor,
-        query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: DeviceWork,
-        **scoring: Unpack[Scoring],
+        self, out: torch.Tensor, query: torch.Tensor, caches: Caches, work: DeviceWork, scoring: Scoring
     ) -> None:
         middle = work.num_prefix_tiles
         for first, last in ((0, middle), (middle, work.num_tiles)):
             if first < last:
                 launch_attention(
-                    out, query, k_cache, v_cache, work, first_tile=first, num_tiles=last - first, is_merging=False,
-                    is_amd=self.is_amd, **scoring,
+                    out, query, caches, work, scoring, first_tile=first, num_tiles=last - first, is_merging=False,
+                    is_amd=self.is_amd,
                 )  # fmt: skip
         if work.capacity.num_partials:
-            merge_partials(out, work, scoring["sinks"])
+            merge_partials(out, work, scoring.sinks)

@@ -63,35 +63,12 @@ def _entries(block_table, start, last, BLOCK_SIZE: tl.constexpr, N: tl.constexpr
 
 @triton.jit
 def _attend_range(
-    acc,
-    top,
-    total,
-    query,
-    key_head,
-    value_head,
-    key_scales,
-    value_scales,
-    block_table,
-    begin,
-    end,
-    last,
-    first_position,
-    first_seen,
-    positions,
-    scale,
-    cap,
-    stride_block,
-    stride_token,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    N: tl.constexpr,
-    IS_MASKED: tl.constexpr,
-    MAY_BE_PACKED: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
+    acc, top, total, query, key_head, value_head, key_scales, value_scales, block_table,
+    begin, end, last, first_position, first_seen, positions, scale, cap, stride_block, stride_token,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, N: tl.constexpr, IS_MASKED: tl.constexpr,
+    MAY_BE_PACKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
     WIDENS_DOT: tl.constexpr,
-):
+):  # fmt: skip
     """Online softmax over tokens [begin, end) of one block table; no token after `last` is read.
 
     first_position is the position of the table's token 0. A row sees positions first_seen to positions, both ``[M]``.
@@ -162,31 +139,12 @@ def _attend_range(
 
 @triton.jit
 def attend_tile(
-    tile,
-    query_rows,
-    first_seen,
-    positions,
-    key_head,
-    value_head,
-    key_scales,
-    value_scales,
-    block_table,
-    scale,
-    cap,
-    window,
-    stride_block,
-    stride_token,
-    HEAD_DIM: tl.constexpr,
-    HEAD_DIM_PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    SPLIT_LOOP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
+    tile, query_rows, first_seen, positions, key_head, value_head, key_scales, value_scales, block_table,
+    scale, cap, window, stride_block, stride_token,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    SPLIT_LOOP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
     WIDENS_DOT: tl.constexpr,
-):
+):  # fmt: skip
     """Attention of one tile.
 
     Args:

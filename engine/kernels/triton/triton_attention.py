@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Self, TypedDict, Unpack
+from typing import ClassVar, Self
 
 import torch
 import triton
@@ -11,28 +11,23 @@ import triton.language as tl
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 from engine.kernels.layer_by_layer import LayerByLayer
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
 from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.layers.fp8 import head_dim_of
-from engine.kernels.triton.layers.gpu_layers import GpuLayer
+from engine.kernels.triton.layers.gpu_layers import Fp8Layer, GpuLayer
 from engine.kernels.triton.tile_jobs import MOST_BLOCKS
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
+
+Caches = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of one layer, ``[num_blocks, block_size, num_kv_heads, head_dim]`` each, with the same strides."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 LARGEST_GROUP = 16
 """Query heads per KV head: they must fit the rows of the narrowest tile."""
-
-
-class Scoring(TypedDict):
-    """How scores become weights; see `AttentionBackend.attend`."""
-
-    scale: float
-    softcap: float
-    window: int
-    sinks: torch.Tensor | None
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -153,8 +148,6 @@ class TritonAttention(ABC):
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers with few launches; None if `GpuLayer` does not support the model's layers."""
         if self.fp8 is not None:
-            from engine.kernels.triton.layers.fp8_layers import Fp8Layer  # imported only when needed
-
             return LayerByLayer(Fp8Layer(self, layer, self.fp8) for layer in weights)
         return LayerByLayer(GpuLayer(self, layer) for layer in weights) if self.has_layers else None
 
@@ -204,11 +197,8 @@ class TritonAttention(ABC):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         work: DeviceWork,
+        scoring: Scoring,
         *,
-        scale: float,
-        softcap: float = 0.0,
-        window: int = 0,
-        sinks: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`.
@@ -243,22 +233,16 @@ class TritonAttention(ABC):
                     f"{name} must be {expected_dtype} on {self.device} and contiguous along head_dim, "
                     f"got {tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
                 )
-        if softcap < 0 or window < 0:
-            raise ValueError(f"softcap and window must not be negative, got {softcap} and {window}")
-        if sinks is not None and (sinks.shape != (self.num_q_heads,) or not sinks.is_contiguous()):
+        if scoring.softcap < 0 or scoring.window < 0:
+            raise ValueError(f"softcap and window must not be negative, got {scoring.softcap} and {scoring.window}")
+        if (sinks := scoring.sinks) is not None and (sinks.shape != (self.num_q_heads,) or not sinks.is_contiguous()):
             raise ValueError(f"sinks must be contiguous [{self.num_q_heads}], got {tuple(sinks.shape)}")
-        self._launch(out, query, k_cache, v_cache, work, scale=scale, softcap=softcap, window=window, sinks=sinks)
+        self._launch(out, query, (k_cache, v_cache), work, scoring)
         return out
 
     @abstractmethod
     def _launch(
-        self,
-        out: torch.Tensor,
-        query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: DeviceWork,
-        **scoring: Unpack[Scoring],
+        self, out: torch.Tensor, query: torch.Tensor, caches: Caches, work: DeviceWork, scoring: Scoring
     ) -> None:
         """The launches of `attend`, which has checked the arguments."""
 

@@ -8,7 +8,6 @@ import torch
 import transformers
 from torch import nn
 
-from engine.errors import ConfigError
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.decoder_layer import LayerWeights
 from engine.model.adapters.adapter import Adapter
@@ -34,15 +33,8 @@ class AdaptedModel(Model):
     def load_with(
         cls, adapter: Adapter | None, model: str | Path | transformers.PreTrainedModel, *, keeps_base: bool, **how: Any
     ) -> "AdaptedModel":
-        """`Model.load`, with an adapter.
-
-        Args:
-            adapter: None: the base without changes.
-            model, how: arguments of `Model.load`.
-            keeps_base: see the attribute.
-        Raises:
-            ModelError: as `Model.load`; or the adapter cannot be read, or does not fit the model.
-        """
+        """A model with an adapter; None: the base without changes. See `Model.load`; also raises `ModelError` where
+        the adapter cannot be read, or does not fit the model."""
         made = cls.load(model, **how)
         assert isinstance(made, cls), "load returns an instance of the class it is called on"
         made.keeps_base = keeps_base
@@ -92,16 +84,3 @@ class AdaptedModel(Model):
             replaced = merge(layer, self._updates, f"{self._layers_name}.{index}.")
             yield self.read_layer(layer, index)
             restore(replaced)
-
-
-def exchange_adapter(model: Model, adapter: Adapter | None, backend: AttentionBackend) -> None:
-    """`AdaptedModel.use_adapter`; `ConfigError` where the model was loaded without its base.
-
-    Args:
-        model: of an engine.
-        adapter: the next one; None: the base without changes.
-        backend: the one whose layers compute the model.
-    """
-    if not isinstance(model, AdaptedModel) or not model.keeps_base:
-        raise ConfigError("adapters are exchanged in an engine that was loaded with keeps_base=True")
-    model.use_adapter(adapter, backend)

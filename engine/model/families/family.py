@@ -13,6 +13,7 @@ from torch import nn
 
 from engine.kernels.branched_layer import BranchedWeights
 from engine.kernels.decoder_layer import DecoderLayers, Linear
+from engine.kernels.scoring import Scoring
 from engine.model.attention import window_of
 from engine.model.families.feed_forward import PARAMETERS, is_covered, read_feed_forward
 from engine.model.families.layouts import LAYOUTS, Layout
@@ -104,8 +105,12 @@ class Family:
             q_norm=None if is_apart else q_norm,
             k_norm=None if is_apart else k_norm,
             epsilon=next(_epsilon(part) for name, part in layer.named_modules() if name.endswith("norm")),
-            scale=float(attention.scaling),
-            window=window_of(sliding_window_of(attention), attention.config) if is_windowed else 0,
+            scoring=Scoring(
+                scale=float(attention.scaling),
+                softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
+                window=window_of(sliding_window_of(attention), attention.config) if is_windowed else 0,
+                sinks=None if sinks is None else sinks.float(),
+            ),
             post_attention_norm=_norm(layer, layout.post_attention_norm) if layout.post_attention_norm else None,
             post_mlp_norm=_norm(layer, layout.post_mlp_norm) if layout.post_mlp_norm else None,
             apart_q_norm=q_norm if is_apart else None,
@@ -115,8 +120,6 @@ class Family:
             is_centered="LayerNorm" in type(first_norm).__name__,
             is_parallel=layout.is_parallel,
             norm_offset=layout.norm_offset,
-            sinks=None if sinks is None else sinks.float(),
-            softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
             multiplier=float(getattr(layer, "residual_multiplier", 1.0)),
             rotation=self._rotations.index(kind),
             **read_feed_forward(getattr(layer, layout.mlp), among_experts=self._has_experts),

@@ -1,15 +1,16 @@
 """Layers with different rotations: other angles by kind of layer, no rotation, or of a part of each head."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from engine.kernels.decoder_layer import DecoderLayers, TabledWork
-from engine.model.attention_step import AttentionStep
+from engine.kernels.decoder_layer import DecoderLayers
+from engine.model.layers import ReplacedLayers
 
 
-class RotatedLayers(nn.Module):
+class RotatedLayers(ReplacedLayers):
     """The backend's layers as one module, in place of all decoder layers; computes the angles of every rotation.
 
     Args:
@@ -20,37 +21,22 @@ class RotatedLayers(nn.Module):
     def __init__(
         self, layers: DecoderLayers, rotary: nn.Module, rotations: tuple[str | None, ...], head_dim: int
     ) -> None:
-        super().__init__()
-        self._layers = layers
+        super().__init__(layers)
         self._rotary = rotary
         self._rotations = rotations
         self._head_dim = head_dim
 
-    def forward(
-        self, hidden_states: torch.Tensor, *, position_ids: torch.Tensor, attention_step: AttentionStep, **_: Any
-    ) -> torch.Tensor:
-        """Computes the step's output rows, ``[1, R, hidden]``, and writes its KV.
-
-        Args:
-            hidden_states, position_ids: ``[1, T, hidden]``, and int64 ``[1, T]``.
-            attention_step: the step's work, KV cache and output rows; the cache is written.
-        """
+    def angles(self, hidden_states: torch.Tensor, others: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (len(self._rotations), hidden_states.shape[1], self._head_dim)
         cos, sin = torch.ones(shape), torch.zeros(shape)
         for index, kind in enumerate(self._rotations):
             if kind is not None:
-                angles = angles_of(self._rotary, kind, hidden_states, position_ids)
+                angles = angles_of(self._rotary, kind, hidden_states, others["position_ids"])
                 half = angles[0].shape[-1] // 2
                 for to, values in zip((cos[index], sin[index]), angles, strict=True):
                     to[:, :half] = values[0, :, :half]
                     to[:, self._head_dim // 2 :][:, :half] = values[0, :, half:]
-        cache = attention_step.cache
-        work = TabledWork(attention_step.works, cache.layout.tables)
-        hidden = self._layers(
-            *(hidden_states[0].contiguous(), cache.keys, cache.values, work),
-            *(cos.flatten(0, 1), sin.flatten(0, 1), attention_step.output_rows),
-        )
-        return hidden.unsqueeze(0)
+        return cos.flatten(0, 1), sin.flatten(0, 1)
 
 
 class DistinctAngles(nn.Module):

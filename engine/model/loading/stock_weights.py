@@ -1,7 +1,7 @@
 """Reads configurations and weights with transformers, for models that are not plain."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,8 @@ def has_output_layer(folder: Path) -> bool:
 def empty_stock_model(
     config: transformers.PretrainedConfig, folder: Path, dtype: torch.dtype
 ) -> transformers.PreTrainedModel:
-    """A checkpoint's model with weights on the meta device, but with rotary frequencies.
-
-    Args:
-        config: of the checkpoint, or of one rank's share of it.
-        folder: the checkpoint's, whose generation_config.json is read.
-        dtype: of the weights.
-    """
+    """A checkpoint's model, or one rank's share of it, with weights on the meta device, but with rotary frequencies;
+    its folder's generation_config.json is read. See `read_config`."""
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):
@@ -111,18 +106,7 @@ def load_weights(
         folder = unpack_gguf(folder)
     check_layers(folder)
     quantization = getattr(config, "quantization_config", None)
-    try:
-        with no_progress_bars(), device:
-            loaded, info = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except Exception as error:  # safetensors and torch raise errors of any kind for a damaged file
-        raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
+    loaded, missing_keys = read_pretrained(AutoModelForCausalLM, folder, config, dtype=dtype, device=device)
     if quantization is not None:
         _use_unpacked(loaded, folder, quantization, dtype)
     # A file's pages stay mapped while any of its tensors is in use. Kernels copy matrices; copy the other tensors here.
@@ -131,7 +115,30 @@ def load_weights(
         parameter.data = parameter.data.clone()
     head = loaded.get_output_embeddings()
     names = [name for name, module in loaded.named_modules() if module is head]
-    missing_keys = set(info["missing_keys"])
-    if missing := sorted(missing_keys - {f"{name}.{part}" for name in names for part in ("weight", "bias")}):
-        raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
+    refuse_missing(missing_keys - {f"{name}.{part}" for name in names for part in ("weight", "bias")}, folder)
     return loaded, not missing_keys
+
+
+def read_pretrained(
+    kind: Any, folder: Path, config: transformers.PretrainedConfig, *, dtype: torch.dtype, device: torch.device
+) -> tuple[Any, set[str]]:
+    """A model with a checkpoint's weights on a device, and the names of the weights that its files lack. Raises
+    `ModelError` if a file is damaged.
+
+    Args:
+        kind: an "auto" class of transformers.
+        config: from `read_config`.
+    """
+    how = {"dtype": dtype, "use_safetensors": True, "local_files_only": True, "output_loading_info": True}
+    try:
+        with no_progress_bars(), device:
+            loaded, info = kind.from_pretrained(folder, config=config, **how)
+    except Exception as error:  # safetensors and torch raise errors of any kind for a damaged file
+        raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
+    return loaded, set(info["missing_keys"])
+
+
+def refuse_missing(names: Collection[str], folder: Path) -> None:
+    """Raises `ModelError` if a checkpoint's files lack weights of these names."""
+    if names:
+        raise ModelError(f"model {str(folder)!r}: its files lack {len(names)} weights, {min(names)} first")

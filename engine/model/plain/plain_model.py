@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from engine.kernels.scoring import Scoring
 from engine.model.attention import window_of
 from engine.model.attention_step import AttentionStep
 
@@ -150,12 +151,9 @@ class Attention(nn.Module):
         return self.o_proj(attended.flatten(1)).unsqueeze(0)  # type: ignore[no-any-return]
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """Writes the step's KV, then attends. See `engine.kernels.attention_backend.AttentionBackend.attend`."""
-        cache, index = step.cache, self.layer_idx
-        k_cache, v_cache, work = cache.keys[index], cache.values[index], step.works[cache.layout.tables[index]]
-        step.backend.write_kv(k, v, k_cache, v_cache, work)
-        window = window_of(self.config.sliding_window, self.config)
-        return step.backend.attend(q, k_cache, v_cache, work, scale=self.scaling, window=window)
+        """See `AttentionStep.attend`."""
+        scoring = Scoring(scale=self.scaling, window=window_of(self.config.sliding_window, self.config))
+        return step.attend(self.layer_idx, q, k, v, scoring)
 
 
 class FeedForward(nn.Module):

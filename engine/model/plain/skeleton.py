@@ -20,11 +20,8 @@ def read_config_of(folder: Path) -> Any:
 
 
 def make_skeleton(folder: Path, dtype: torch.dtype, change: Callable[[Any], Any] = lambda config: config) -> Any:
-    """The model of a plain architecture with weights on the meta device, but with rotary frequencies.
-
-    Args:
-        change: applied to the config before.
-    """
+    """The model of a plain architecture with weights on the meta device, but with rotary frequencies; `change` is
+    applied to its config before. See `read_config_of`."""
     config = change(read_config_of(folder))
     if isinstance(config, PlainConfig):
         return empty_model(config, folder, dtype)

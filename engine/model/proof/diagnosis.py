@@ -26,11 +26,8 @@ _SETTINGS = ("window", "chunk", "softcap", "scal", "multiplier", "rope", "bias",
 
 
 def explain(config: PretrainedConfig, make_engine: MakeEngine, found: Difference) -> str:
-    """Names the first layer that differs, and a setting without which there is no difference.
-
-    Args:
-        config, make_engine: of `find_difference`, which has `found` one.
-    """
+    """Names the first layer that differs, and a setting without which there is no difference, where one was `found`.
+    See `find_difference`."""
     layer = _first_layer_that_differs(config, make_engine)
     where = f"layer {layer} is the first that differs" if layer is not None else "it depends on the rest of the batch"
     reason = f"with {found.policy}, log-probabilities differ by up to {found.error:.2g}; {where}"

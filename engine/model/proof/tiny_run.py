@@ -1,23 +1,21 @@
 """Computes a tiny model with the engine, under several policies, and with transformers' `generate`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.errors import ModelError
 from engine.kernels import cdiv
 from engine.model import stock_attention
 from engine.model.model import Model, kv_shape_of
 from engine.model.proof.tiny_model import VOCAB_SIZE, make_tiny_model
-from engine.planning.group import PrefixGroup
 from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Request
 
@@ -28,20 +26,8 @@ MOST_ERROR = 1e-3
 BLOCK_SIZE = 32
 
 
-class Answers(Protocol):
-    """The part of `Engine` that is needed here, which this package cannot import."""
-
-    def run_plan(
-        self,
-        requests: Sequence[Request],
-        groups: Sequence[PrefixGroup],
-        *,
-        on_step: Callable[[Any], None] | None = None,
-    ) -> Iterator[Completion]:
-        """See `Engine.run_plan`."""
-
-
-MakeEngine = Callable[[Model, EngineConfig], Answers]
+MakeEngine = Callable[[Model, EngineConfig], Any]
+"""Makes an `Engine`, which this package cannot import."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

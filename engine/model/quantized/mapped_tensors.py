@@ -4,7 +4,6 @@ import ctypes
 import json
 import math
 import mmap
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,11 @@ class MappedTensor:
     num_bytes: int
 
 
-class MappedTensors:
+class MappedTensors(dict[str, MappedTensor]):
     """The tensors of one or several files, by name."""
 
     def __init__(self) -> None:
-        self._tensors: dict[str, MappedTensor] = {}
+        super().__init__()
         self._maps: list[mmap.mmap] = []
         self._files: list[Path] = []
 
@@ -58,7 +57,7 @@ class MappedTensors:
             raise ModelError(f"model {str(file)!r}: has {len(self._maps[-1])} bytes, its tensors end at {end}")
         for name, tensor in tensors.items():
             shape = tuple(tensor["shape"])
-            self._tensors[name] = MappedTensor(file=len(self._maps) - 1, **tensor | {"shape": shape})
+            self[name] = MappedTensor(file=len(self._maps) - 1, **tensor | {"shape": shape})
 
     def add_safetensors(self, file: Path) -> None:
         """Maps a safetensors file. Raises `ModelError` if its header cannot be read; or as `add`."""
@@ -81,20 +80,11 @@ class MappedTensors:
             raise ModelError(f"model {str(file)!r}: not a readable safetensors file: {error}") from error
         self.add(file, tensors)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def get(self, name: str) -> MappedTensor | None:
-        return self._tensors.get(name)
-
-    def items(self) -> Iterable[tuple[str, MappedTensor]]:
-        return self._tensors.items()
-
     def find(self, name: str) -> MappedTensor:
         """A tensor by name; raises `ModelError` if there is none."""
-        if name not in self._tensors:
+        if name not in self:
             raise ModelError(f"model {str(self._files[0])!r}: lacks the tensor {name}")
-        return self._tensors[name]
+        return self[name]
 
     def raw(self, tensor: MappedTensor) -> npt.NDArray[np.uint8]:
         """The bytes ``[rows, bytes of a row]`` in the mapped file; a vector has rows of one number."""

@@ -13,15 +13,14 @@ from engine.config import EngineConfig
 from engine.device.placement import dtype_name
 from engine.errors import ModelError
 from engine.kernels.attention_backend import AttentionBackend
-from engine.kernels.cpu.native_build import NativeBuildError
-from engine.kernels.cpu.native_layers import NativeBackend
+from engine.kernels.cpu.native import NativeBackend
+from engine.kernels.cpu.native_build import NativeBuildError, load_functions
 from engine.kernels.cpu.quantized import (
     QuantizedColumns,
     QuantizedLayer,
     QuantizedOutputLayer,
     QuantizedWeight,
     element_type,
-    load_quantized_library,
     make_quantized_layers,
 )
 from engine.model.families.family import find_family
@@ -98,8 +97,8 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
 
 def find_quantized_dtype() -> torch.dtype:
     """What this machine computes quantized weights in: bfloat16 if it multiplies that, else float32. Raises
-    `NativeBuildError` as `load_quantized_library`."""
-    return element_type(load_quantized_library(cache_folder()))
+    `NativeBuildError` as `load_library`."""
+    return element_type(load_functions(cache_folder(), "quantized"))
 
 
 def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, device: torch.device) -> str | None:
@@ -154,7 +153,7 @@ class QuantizedModel(Model):
     def use_layers_of(self, backend: AttentionBackend) -> None:
         """Reads the weights into the backend's layers."""
         assert isinstance(backend, NativeBackend), "load_quantized has checked the backend"
-        library, weights, base = load_quantized_library(cache_folder()), self._weights, self.base
+        library, weights, base = load_functions(cache_folder(), "quantized"), self._weights, self.base
         self.draw_tokens = backend.draw_tokens
         layers = [self._read_layer(library, layer, index) for index, layer in enumerate(base.layers)]
         embedding = head = QuantizedWeight([weights.columns(library, "embed_tokens")], self.dtype)
@@ -162,9 +161,8 @@ class QuantizedModel(Model):
             head = QuantizedWeight([weights.columns(library, "lm_head")], self.dtype)
         self._output_layer = QuantizedOutputLayer(backend, library, head)
         scale = getattr(base.embed_tokens, "scalar_embed_scale", None)  # Gemma
-        base.embed_tokens = TiedEmbedding(QuantizedOutputLayer(backend, library, embedding))
-        if scale is not None:
-            base.embed_tokens = _ScaledEmbedding(base.embed_tokens, scale, self.dtype)
+        scale = None if scale is None else torch.tensor(scale).to(self.dtype)
+        base.embed_tokens = TiedEmbedding(QuantizedOutputLayer(backend, library, embedding), scale)
         _fill_in(weights, base.norm, "norm", self.dtype)
         base.layers = nn.ModuleList([self.join_layers(make_quantized_layers(backend, library, layers))])
         self.has_replaced_layers = True
@@ -187,18 +185,6 @@ class QuantizedModel(Model):
                 why = f"layer {index} has a matrix of {found}, config.json says {tuple(size)}"
                 raise ModelError(f"model {str(self._weights.file)!r}: {why}")
         return read, products
-
-
-class _ScaledEmbedding(nn.Module):
-    """Token embeddings times a number that their family multiplies them by."""
-
-    def __init__(self, embedding: nn.Module, scale: float, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._embedding, self._scale = embedding, torch.tensor(scale).to(dtype)
-
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64 ``[1, T]`` -> ``[1, T, hidden]``."""
-        return self._embedding(token_ids) * self._scale  # type: ignore[no-any-return]
 
 
 def _fill_in(weights: QuantizedWeights, module: nn.Module, place: str, dtype: torch.dtype) -> None:

@@ -1,8 +1,13 @@
 """When requests may start: at any step, or only when the batch before them is finished."""
 
 import math
+from collections.abc import Iterator
 
 from engine.config import Batching
+from engine.scheduling.policies.packing import add_packed
+from engine.scheduling.request_queues import RequestQueues
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import Step
 
 
 def admission_window_tokens(batching: Batching, *, is_idle: bool, max_num_batched_tokens: int) -> float:
@@ -24,3 +29,59 @@ def admission_window_tokens(batching: Batching, *, is_idle: bool, max_num_batche
     if not is_idle:
         return 0
     return math.inf if batching == "static" else max_num_batched_tokens
+
+
+class BatchQueues(RequestQueues):
+    """As `RequestQueues`, but requests start as batches, and their prompts may be computed whole."""
+
+    mixes_phases = False
+
+    def add_prompts(self, step: Step) -> None:
+        """See `RequestQueues.add_prompts`."""
+        self._start_batch()
+        self._add_batch_prefills(step)
+
+    def _start_batch(self) -> None:
+        """Admits as many requests as may start together, whether their prefix is computed yet or not."""
+        most_tokens, is_idle = self._config.step_tokens, self.num_running == 0
+        window = admission_window_tokens(self._config.batching, is_idle=is_idle, max_num_batched_tokens=most_tokens)
+        window = self._admit_window(window)
+        while window > 0 and self.waiting_groups and self.has_free_place:
+            if not self._admission.fits_group(self.waiting_groups[0]):
+                return
+            group = self.waiting_groups.popleft()
+            window -= self._start_prefix(group.node, ())
+            self._admit(group.sequences[0])
+            window -= group.sequences[0].num_uncomputed
+            self.ready.extend(group.sequences[1:])
+            window = self._admit_window(window)
+
+    def _add_batch_prefills(self, step: Step) -> None:
+        """Adds admitted prompts, in chunks or whole; requests before the prefixes that others wait for."""
+        if self._config.prefill == "chunked":
+            for sequence in self._ready_prompts():
+                step.add(step.suffixes, sequence)
+            for node in self.prefixes:
+                node.add_to(step)
+        else:
+            tops = dict.fromkeys(node.next_to_compute() for node in self.prefixes)
+            add_packed(step, [*self._ready_prompts(), *tops], self._config.packing, self._pool.num_blocks)
+
+    def _admit_window(self, window: float) -> float:
+        """Admits ready requests while the window has tokens left; returns the rest, 0 where memory runs out."""
+        while window > 0 and self.ready:
+            if not self._can_admit(self.ready[0]):
+                return 0
+            sequence = self.ready.popleft()
+            self._admit(sequence)
+            window -= sequence.num_uncomputed
+        return window
+
+    def _ready_prompts(self) -> Iterator[Sequence]:
+        for sequence in self.prefilling:
+            is_ready = sequence.node is None or sequence.node.is_complete
+            if is_ready and sequence.num_uncomputed:
+                # num_reused is num_suffix until a step computes the first part of the prompt.
+                if self._admission.cache is not None and sequence.num_reused >= sequence.num_suffix:
+                    self._admission.cache.reuse(sequence)  # finds blocks that were computed since it was admitted
+                yield sequence

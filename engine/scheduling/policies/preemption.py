@@ -12,7 +12,7 @@ The running request that was admitted last is preempted. Idle prefixes are evict
 
 from collections import defaultdict, deque
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +22,14 @@ from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import ScheduledGroup, Sequence
 
 if TYPE_CHECKING:
+    from engine.kv.block_copies import BlockCopies
     from engine.scheduling.scheduler import Scheduler
     from engine.scheduling.step import Step
 
 
 def make_room(scheduler: "Scheduler", sequence: Sequence, num_tokens: int, step: "Step") -> bool:
     """Preempts running requests, the latest first, until a decoding sequence can grow to `num_tokens` own tokens; False
-    if it is itself preempted.
-
-    Args:
-        step: the one being scheduled, which counts the preemptions.
-    """
+    if it is itself preempted. The step being scheduled counts the preemptions. See `Step`."""
     latest: Sequence | None = None
     while latest is not sequence and not scheduler.admission.can_grow(sequence, num_tokens):
         queues = scheduler.queues
@@ -75,22 +72,13 @@ def evict_idle_prefixes(scheduler: "Scheduler") -> None:
     queues.waiting_groups = deque(groups)
 
 
-class BlockStore(Protocol):
-    """KV memory whose blocks can be copied to host memory and back."""
-
-    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> Any:
-        """A copy of the blocks' KV in host memory."""
-
-    def write_blocks(self, block_ids: npt.NDArray[np.int32], kv: Any) -> None:
-        """Writes what `read_blocks` gave into as many blocks."""
-
-
 class SwapSpace:
-    """Own KV of preempted requests, in host memory, for at most `num_blocks` of `store`. With 0 blocks it keeps
-    nothing, and all KV is recomputed. `windows` are those of each block table (`KVLayout`)."""
+    """Own KV of preempted requests, in host memory, for at most `num_blocks` blocks, which `copies` reads and writes;
+    None in a simulation, whose KV memory has no contents. With 0 blocks it keeps nothing, and all KV is recomputed.
+    `windows` are those of each block table (`KVLayout`)."""
 
-    def __init__(self, store: BlockStore, num_blocks: int, windows: tuple[int, ...] = (0,)) -> None:
-        self._store = store
+    def __init__(self, copies: "BlockCopies | None", num_blocks: int, windows: tuple[int, ...] = (0,)) -> None:
+        self._copies = copies
         self._windows = windows
         self._kept: dict[Sequence, Any] = {}
         self.num_blocks = num_blocks
@@ -104,14 +92,16 @@ class SwapSpace:
         block_ids = self._written_blocks(sequence, block_size)
         if not 0 < len(block_ids) <= self.num_blocks - self.num_used:
             return False
-        self._kept[sequence] = self._store.read_blocks(block_ids)
+        self._kept[sequence] = None if self._copies is None else self._copies.read_blocks(block_ids)
         self.num_used += len(block_ids)
         return True
 
     def restore(self, sequence: Sequence, block_size: int) -> None:
         """Writes a sequence's KV into its blocks, and drops the copy."""
         block_ids = self._written_blocks(sequence, block_size)
-        self._store.write_blocks(block_ids, self._kept.pop(sequence))
+        kept = self._kept.pop(sequence)
+        if self._copies is not None:
+            self._copies.write_blocks(block_ids, kept)
         self.num_used -= len(block_ids)
 
     def _written_blocks(self, sequence: Sequence, block_size: int) -> npt.NDArray[np.int32]:

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from engine import Request
-from engine.execution.draws import DrawnRow, sample
-from engine.execution.random_stream import uniform_numbers
+from engine.execution.draws import DrawnRow, sample, uniform_numbers
 from engine.kernels.draw import draw_tokens
 from engine.kernels.torch_output_layer import largest_logits
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.cpu.native_build import NativeBuildError, load_library
-from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.cpu.torch_attention import CpuAttention
+from engine.kernels.scoring import Scoring
 from engine.kernels.torch_output_layer import mask_logits
 from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
 from tests.engine.kernels.ragged_batches import BATCHES, BLOCK_SIZE, CPU_FLAGS, NATIVE_BATCHES, NO_RULE, Layout
@@ -50,7 +51,7 @@ def test_every_row_attends_to_its_prefix_and_its_own_past(
     # A strided query, as the model's projection gives it.
     query = torch.randn(num_q_heads, layout.batch.num_rows, 16, generator=generator).transpose(0, 1)
     backend = CpuAttention(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=16, dtype=torch.float32)
-    out = backend.attend(query, keys, values, backend.prepare(layout.batch), scale=0.3)
+    out = backend.attend(query, keys, values, backend.prepare(layout.batch), Scoring(scale=0.3))
     assert out.shape == query.shape
     assert (out - layout.expected(query, keys, values, 0.3)).abs().max() < 5e-6
 
@@ -64,7 +65,7 @@ def test_windows_caps_and_sinks_are_computed(name: str, rule: str) -> None:
     query = torch.randn(6, layout.batch.num_rows, 16, generator=generator).transpose(0, 1)
     backend = CpuAttention(num_q_heads=6, num_kv_heads=2, head_dim=16, dtype=torch.float32)
     asked = rules(6)[rule]
-    out = backend.attend(query, keys, values, backend.prepare(layout.batch), scale=0.3, **asked)
+    out = backend.attend(query, keys, values, backend.prepare(layout.batch), Scoring(scale=0.3, **asked))
     assert (out - layout.expected(query, keys, values, 0.3, asked)).abs().max() < 5e-6
 
 
@@ -74,7 +75,7 @@ def test_bfloat16_stays_within_its_rounding() -> None:
     keys, values = (torch.randn(NUM_BLOCKS, BLOCK_SIZE, 2, 64, generator=generator).bfloat16() for _ in range(2))
     query = torch.randn(layout.batch.num_rows, 6, 64, generator=generator).bfloat16()
     backend = CpuAttention(num_q_heads=6, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
-    out = backend.attend(query, keys, values, backend.prepare(layout.batch), scale=0.125)
+    out = backend.attend(query, keys, values, backend.prepare(layout.batch), Scoring(scale=0.125))
     assert (out.double() - layout.expected(query, keys, values, 0.125)).abs().max() < 2e-2
 
 
@@ -88,7 +89,7 @@ def test_unused_blocks_are_never_read_into_an_answer() -> None:
         cache.flatten(0, 1)[used] = torch.randn(len(used), 2, 16, generator=generator)
     query = torch.randn(layout.batch.num_rows, 4, 16, generator=generator)
     backend = CpuAttention(num_q_heads=4, num_kv_heads=2, head_dim=16, dtype=torch.float32)
-    out = backend.attend(query, keys, values, backend.prepare(layout.batch), scale=0.25)
+    out = backend.attend(query, keys, values, backend.prepare(layout.batch), Scoring(scale=0.25))
     assert (out - layout.expected(query, keys, values, 0.25)).abs().max() < 5e-6
 
 
@@ -163,7 +164,7 @@ def check_native(
     num_q_heads, num_kv_heads = heads
     block_ids = torch.randperm(NUM_NATIVE_BLOCKS, generator=generator).tolist()
     layout = Layout(NATIVE_BATCHES[name], block_ids, NATIVE_BLOCK_SIZE)
-    kernels = NativeOperations(
+    kernels = NativeBackend(
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -181,7 +182,7 @@ def check_native(
     # A strided query, as the fused projection gives it.
     qkv = torch.randn(layout.batch.num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim, generator=generator).to(dtype)
     query = qkv.view(layout.batch.num_rows, -1, head_dim)[:, :num_q_heads]
-    out = kernels.attend(query, k_cache, v_cache, work, scale=0.2, **rule)
+    out = kernels.attend(query, k_cache, v_cache, work, Scoring(scale=0.2, **rule))
     assert out.shape == query.shape
     assert (out.double() - layout.expected(query, keys, values, 0.2, rule)).abs().max() < most_error
 
@@ -192,7 +193,7 @@ def test_native_products_and_what_is_between_them(num_rows: int, units: str, fol
     """Against float64, in both formats; where this CPU does not multiply bf16, products are torch's."""
     generator = torch.Generator().manual_seed(num_rows)
     for dtype, most_error in ((torch.float32, 1e-5), (torch.bfloat16, 0.03)):
-        kernels = NativeOperations(
+        kernels = NativeBackend(
             num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=folders[units]
         )
         x, gate, up, weight, residual = (
@@ -233,7 +234,7 @@ def test_deep_products(
 
     A row's product is the same to the last bit whichever rows it is computed with.
     """
-    kernels = NativeOperations(
+    kernels = NativeBackend(
         num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=folders[units]
     )
     generator = torch.Generator().manual_seed(num_rows)
@@ -255,7 +256,7 @@ def test_deep_products(
 def test_the_largest_column_is_found_without_the_product(
     num_rows: int, units: str, dtype: torch.dtype, folders: dict[str, Path]
 ) -> None:
-    kernels = NativeOperations(
+    kernels = NativeBackend(
         num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=folders[units]
     )
     generator = torch.Generator().manual_seed(num_rows)
@@ -295,7 +296,7 @@ def test_the_largest_column_is_found_without_the_product(
 def test_head_norms_and_rotation_are_those_of_transformers(folders: dict[str, Path]) -> None:
     from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
-    kernels = NativeOperations(
+    kernels = NativeBackend(
         num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=torch.float32, block_size=32, folder=folders["best"]
     )
     generator = torch.Generator().manual_seed(1)
@@ -327,7 +328,7 @@ def test_a_missing_or_broken_compiler_is_named(tmp_path: Path, monkeypatch: pyte
         load_library.cache_clear()
         monkeypatch.setenv("CXX", compiler)
         with pytest.raises(NativeBuildError, match=reason):
-            NativeOperations(
+            NativeBackend(
                 num_q_heads=1, num_kv_heads=1, head_dim=32, dtype=torch.float32, block_size=32, folder=tmp_path
             )
     load_library.cache_clear()
@@ -346,7 +347,7 @@ def test_a_missing_or_broken_compiler_is_named(tmp_path: Path, monkeypatch: pyte
 def test_what_native_kernels_do_not_cover_is_refused(change: dict[str, object], reason: str, tmp_path: Path) -> None:
     shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 32, "dtype": torch.float32, "block_size": 32}
     with pytest.raises(ValueError, match=reason):
-        NativeOperations(**(shape | change), folder=tmp_path)
+        NativeBackend(**(shape | change), folder=tmp_path)
 
 
 def test_a_process_that_compiles_several_sources_says_so_once(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.cpu.native_layers import NativeBackend
+from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.draw import draw_tokens
 from engine.model.loading.checkpoint import cache_folder
 from tests.engine.kernels.random_rows import is_a_close_call, make_hard_rows, make_rows

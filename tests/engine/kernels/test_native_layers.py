@@ -8,11 +8,12 @@ import torch
 
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.branched_layer import BranchedWeights, Experts
-from engine.kernels.cpu.native import PackedWeight
-from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
-from engine.kernels.cpu.unpacked_layer import make_unpacked_layer
+from engine.kernels.cpu.native import NativeBackend
+from engine.kernels.cpu.native_layers import PackedLayers, PackedWeight
+from engine.kernels.cpu.unpacked_layer import UnpackedLayer
 from engine.kernels.decoder_layer import LayerWeights, Linear
 from engine.kernels.layer_by_layer import LayerByLayer
+from engine.kernels.scoring import Scoring
 from engine.model.loading.checkpoint import cache_folder
 from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.token_batch import build_token_batch
@@ -94,8 +95,7 @@ def test_layers_in_one_call(
             q_norm=draw(DIM) if has_extras else None,
             k_norm=draw(DIM) if has_extras else None,
             epsilon=EPSILON,
-            scale=SCALE,
-            window=window,
+            scoring=Scoring(scale=SCALE, window=window),
         )
 
     layers = [draw_layer(), draw_layer(window=20)]
@@ -122,7 +122,7 @@ def test_layers_in_one_call(
         norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm}
         kernels.rotate_and_write_kv(heads, *rotation, *kv, work, **norms, epsilon=EPSILON)
         query = heads.view(num_rows, -1, DIM)[:, :HEADS]
-        attended = kernels.attend(query, *kv, work, scale=SCALE, window=layer.window).flatten(1)
+        attended = kernels.attend(query, *kv, work, layer.scoring).flatten(1)
         if output_rows is not None and index == len(layers) - 1:
             attended, hidden = kernels.copy_rows(attended[output_rows]), kernels.copy_rows(hidden[output_rows])
         hidden = kernels.project(attended, pack(*layer.output), hidden)
@@ -184,7 +184,7 @@ def test_experts_are_those_of_torch(
         q_norm=None,
         k_norm=None,
         epsilon=EPSILON,
-        scale=SCALE,
+        scoring=Scoring(scale=SCALE),
         experts=Experts(
             router=draw(num_experts + (num_shared > 0), hidden_size),
             router_bias=router_bias if has_biases else None,
@@ -202,7 +202,7 @@ def test_experts_are_those_of_torch(
     keys, values = ([torch.zeros(shape, dtype=kernels.dtype)] for _ in range(2))
     packed = kernels.make_layers([layer])
     assert isinstance(packed, PackedLayers)
-    expected = LayerByLayer([make_unpacked_layer(kernels, layer)])(hidden, keys, values, work, cos, sin)
+    expected = LayerByLayer([UnpackedLayer(kernels, layer)])(hidden, keys, values, work, cos, sin)
     # What the experts add is large beside the rows; each rounding of it in bf16 is 1/256 at most.
     most = 0.05 if kernels.dtype == torch.bfloat16 else 1e-5
     # Few of them, all, and none.

@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.cpu.native_layers import NativeBackend, PackedOutputLayer
-from engine.kernels.cpu.quantized import (
-    QuantizedColumns,
-    QuantizedOutputLayer,
-    QuantizedWeight,
-    element_type,
-    load_quantized_library,
-)
+from engine.kernels.cpu.native import NativeBackend
+from engine.kernels.cpu.native_build import load_functions
+from engine.kernels.cpu.native_layers import PackedOutputLayer
+from engine.kernels.cpu.quantized import QuantizedColumns, QuantizedOutputLayer, QuantizedWeight, element_type
 from engine.kernels.cpu.quantized_formats import FORMATS, HALF, plain_format
 from engine.kernels.torch_output_layer import mask_logits
 from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
@@ -27,7 +23,7 @@ UNITS = {"best": "", "vectors": VECTORS, "plain": PLAIN}
 def library(request: pytest.FixtureRequest) -> tuple[ctypes.CDLL, Path]:
     """The kernels, with tiles where there are some, without, and for CPUs that do not multiply bfloat16."""
     folder = compiled(UNITS[request.param], "native", "quantized")
-    return load_quantized_library(folder), folder
+    return load_functions(folder, "quantized"), folder
 
 
 def backend_of(library: tuple[ctypes.CDLL, Path]) -> NativeBackend:

@@ -15,6 +15,7 @@ import engine.kernels
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.reference import paged_attention_ref
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton.cost_model import SHARE_MARGIN, SharePolicy, StepSizes, choose
 from engine.kernels.triton.tuned import load_tuned
 from engine.kernels.triton.work_list import RowField, TileField, WorkList, build_work_list
@@ -66,7 +67,7 @@ def test_every_cut_gives_the_same_attention(
     caches = [torch.randn(num_blocks, block_size, 1, 8, dtype=torch.float64, generator=generator) for _ in range(2)]
     softcap, window = limits
     options = {"scale": 0.7, "softcap": softcap, "window": window}
-    expected = paged_attention_ref(query, *caches, batch, **options)
+    expected = paged_attention_ref(query, *caches, batch, Scoring(**options))
     work_list = plan(batch, policy=policy, group_size=group_size, architecture=architecture)
     torch.testing.assert_close(fused_attention_ref(query, *caches, work_list, **options), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(relay_attention_ref(query, *caches, batch, **options), expected, rtol=0, atol=1e-12)
@@ -101,7 +102,9 @@ def test_reference_equals_torch() -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(
         query.transpose(0, 1), keys.repeat_interleave(2, 0), values.repeat_interleave(2, 0), attn_mask=mask, scale=0.5
     ).transpose(0, 1)
-    torch.testing.assert_close(paged_attention_ref(query, *caches, batch, scale=0.5), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        paged_attention_ref(query, *caches, batch, Scoring(scale=0.5)), expected, rtol=0, atol=1e-12
+    )
 
 
 def test_merge_takes_parts_that_saw_nothing() -> None:

@@ -7,7 +7,8 @@ import torch
 import transformers
 
 from engine import Engine, EngineConfig, Request
-from engine.kernels.cpu.native_layers import NativeBackend, PackedLayers
+from engine.kernels.cpu.native import NativeBackend
+from engine.kernels.cpu.native_layers import PackedLayers
 from engine.model.families.family import find_family
 from engine.model.families.layouts import LAYOUTS
 from engine.model.families.rotated_layers import order_of_dims

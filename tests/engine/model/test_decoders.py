@@ -51,8 +51,9 @@ def row(name: str, config: PretrainedConfig, tiny: PretrainedConfig, calls: list
     elif family is not None:
         assert not calls, "all of them are computed by batchloom's layers"
         weights = [family.read_weights(layer, index) for index, layer in enumerate(model.get_decoder().layers)]
-        windows, is_capped = {found.window > 0 for found in weights}, any(found.softcap for found in weights)
-        has_sinks = any(found.sinks is not None for found in weights)
+        scorings = [found.scoring for found in weights]
+        windows, is_capped = {found.window > 0 for found in scorings}, any(found.softcap for found in scorings)
+        has_sinks = any(found.sinks is not None for found in scorings)
     attention = " and ".join(
         kind for kind, is_there in (("window", True in windows), ("full", False in windows)) if is_there
     )

@@ -1,8 +1,10 @@
 """What a model asks of attention is computed or refused by name, never ignored."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
+from engine.kernels.scoring import Scoring
+from engine.model.attention_step import AttentionStep
 from engine.model.stock_attention import attend
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -22,8 +26,8 @@ class RecordingBackend:
     def write_kv(self, *_: object) -> None:
         pass
 
-    def attend(self, query: torch.Tensor, *_: object, **asked: object) -> torch.Tensor:
-        self.asked = asked
+    def attend(self, query: torch.Tensor, k_cache: object, v_cache: object, work: object, scoring: Scoring) -> Any:
+        self.asked = {field.name: getattr(scoring, field.name) for field in fields(scoring)}
         return query
 
 
@@ -37,7 +41,7 @@ def call(num_value_dims: int = 8, is_causal_module: bool = True, **keywords: obj
     module = SimpleNamespace(layer_idx=3, config=config, is_causal=is_causal_module)
     caches = [torch.empty(1, 16, 2, 8)] * 4
     cache = SimpleNamespace(keys=caches, values=caches, layout=SimpleNamespace(tables=[0] * 4))
-    step = SimpleNamespace(backend=backend, works=[None], cache=cache)
+    step = AttentionStep(backend=backend, works=[None], cache=cache)  # type: ignore[arg-type]
     query, value = torch.ones(1, 2, 5, 8), torch.ones(1, 2, 5, num_value_dims)
     given = {"attention_mask": None, "scaling": 0.25} | keywords
     out, _ = attend(module, query, query, value, attention_step=step, **given)  # type: ignore[arg-type]

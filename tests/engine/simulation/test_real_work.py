@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engine import Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.cpu.native import NativeKernels
+from engine.kernels.cpu.native import NativeBackend
+from engine.kernels.scoring import Scoring
 from engine.model.model import Model
 from engine.model.model_shape import ModelShape
 from engine.model.proof.tiny_model import make_tiny_model
@@ -61,10 +62,10 @@ class RealSteps:
             self._works.append(work)  # so that no id is used again within the step
             return work
 
-        def attend_noted(query: Any, k_cache: Any, v_cache: Any, work: Any, **keywords: Any) -> Any:
-            flops, kv_bytes = self._count_attention(id(work), keywords.get("window", 0))
+        def attend_noted(query: Any, k_cache: Any, v_cache: Any, work: Any, scoring: Scoring) -> Any:
+            flops, kv_bytes = self._count_attention(id(work), scoring.window)
             self._flops, self._kv_bytes = self._flops + flops, self._kv_bytes + kv_bytes
-            return attend(query, k_cache, v_cache, work, **keywords)
+            return attend(query, k_cache, v_cache, work, scoring)
 
         monkeypatch.setattr(self._backend, "prepare", prepare_noted)
         monkeypatch.setattr(self._backend, "attend", attend_noted)
@@ -145,7 +146,7 @@ def test_a_simulated_run_costs_what_the_real_one_computes(name: str, monkeypatch
     )
     tiny = make_tiny_model(hf_config)
     assert shape.weight_bytes == pytest.approx(sum(p.nbytes for p in tiny.parameters()), rel=0.03)
-    monkeypatch.setattr(NativeKernels, "pack", lambda kernels, weight, bias=None: None)  # so that products are torch's
+    monkeypatch.setattr(NativeBackend, "pack", lambda kernels, weight, bias=None: None)  # so that products are torch's
     experts = [module for module in tiny.modules() if type(module).__name__.endswith("Experts")]
     for module in experts:
         module.config._experts_implementation = "eager"  # products that the counter sees

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from engine import Completion, Engine, EngineConfig, Request
+from engine.conflicts import check_gpus
 from engine.encoding.encoder_engine import EncoderEngine
 from engine.errors import BatchloomError, ConfigError, ModelError
 from engine.execution.step_record import StepRecord
@@ -18,7 +19,6 @@ from engine.kv.kv_cache import KVShape
 from engine.model.shard import Shard
 from engine.model.sharded_model import ShardedModel, divide_config
 from engine.planning.prefix_groups import plan_prefix_groups
-from engine.several_processes import check_gpus
 from engine.tensor_parallel.ranks import RankFailure, RankMemoryFailure, Ranks, rank_devices
 from tasks.partitions.engine_host import EngineHost
 from tasks.partitions.out_of_memory import is_out_of_memory

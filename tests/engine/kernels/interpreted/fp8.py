@@ -13,6 +13,7 @@ from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.reference import paged_attention_ref
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton.layers.fp8 import (
     FP8_DTYPES,
     ScaledRows,
@@ -171,10 +172,10 @@ def run_kv() -> tuple[list[str], float]:
             if ((found - wanted).abs() > wanted.abs() * FP8_RELATIVE * 1.02 + largest * 1e-4).any():
                 findings.problems.append(f"{where}: KV is farther off than fp8 is")
         work = backend.prepare(batch)
-        queries = query[: batch.num_rows]
-        out = backend.attend(queries, *caches, work, scale=head_dim**-0.5, **settings)
+        queries, scoring = query[: batch.num_rows], Scoring(scale=head_dim**-0.5, **settings)
+        out = backend.attend(queries, *caches, work, scoring)
         numbers_held = (kept.nan_to_num(0.0) for kept in held)
-        expected = paged_attention_ref(queries.double(), *numbers_held, batch, scale=head_dim**-0.5, **settings)
+        expected = paged_attention_ref(queries.double(), *numbers_held, batch, scoring)
         largest = float(expected.abs().max())
         findings.compare(where, out / largest, expected / largest, dtype, num_roundings=4)
     return findings.result
@@ -217,7 +218,7 @@ def layer_ref(
     places = (slots // batch.block_size, slots % batch.block_size)
     for cache, written in zip(caches, fresh, strict=True):
         cache[places] = rounded(written[places], torch.bfloat16)
-    attended = paged_attention_ref(query, *caches, batch, scale=layer.scale).flatten(1)
+    attended = paged_attention_ref(query, *caches, batch, layer.scoring).flatten(1)
     hidden = hidden + product(attended, *layer.output)
     _, normed = add_rms_norm_ref(hidden, layer.mlp_norm.double(), layer.epsilon)
     gate_up = torch.cat([product(normed, layer.gate), product(normed, layer.up)], dim=-1)

@@ -17,6 +17,7 @@ from triton.runtime.interpreter import GridExecutor
 from benchmarks.kernels.attention_batches import make_batch
 from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.reference import paged_attention_ref
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton.layers.layer_kernels import add_rms_norm, rotate_and_write_kv, swiglu
 from engine.kernels.triton.triton_attention import TritonAttention
 from tests.engine.kernels.interpreted.cases import BACKENDS, GUARD, MIXED
@@ -250,7 +251,7 @@ def draw_layer(num_q_heads: int, num_kv_heads: int, head_dim: int, has_extras: b
         q_norm=draw(head_dim) if has_extras else None,
         k_norm=draw(head_dim) if has_extras else None,
         epsilon=EPSILON,
-        scale=head_dim**-0.5,
+        scoring=Scoring(scale=head_dim**-0.5),
     )
 
 
@@ -325,7 +326,7 @@ def layer_ref(
         product(normed, *layer.qkv), angles.cos(), angles.sin(), *caches, slots,
         num_q_heads=num_q_heads, q_norm=q_norm, k_norm=k_norm, epsilon=layer.epsilon,
     )  # fmt: skip
-    attended = paged_attention_ref(query, *caches, batch, scale=layer.scale).flatten(1)
+    attended = paged_attention_ref(query, *caches, batch, layer.scoring).flatten(1)
     hidden = hidden + product(attended, *layer.output)
     _, normed = add_rms_norm_ref(hidden, layer.mlp_norm.double(), layer.epsilon)
     gate_up = torch.cat([product(normed, layer.gate), product(normed, layer.up)], dim=-1)

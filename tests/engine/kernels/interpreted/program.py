@@ -19,6 +19,7 @@ from benchmarks.kernels.attention_batches import make_batch
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.draw import draw_tokens as draw_tokens_ref
 from engine.kernels.reference import paged_attention_ref
+from engine.kernels.scoring import Scoring
 from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kernels.triton.draw_kernel import BLOCK, draw_tokens
 from engine.kernels.triton.triton_attention import TritonAttention
@@ -75,7 +76,7 @@ def check_layer(
     padded = torch.full((batch.num_rows + 2, case.num_q_heads + 2, case.head_dim + 8), GUARD, dtype=case.dtype)
     out = padded[1:-1, 1:-1, : case.head_dim]
     out.fill_(torch.nan)
-    backend.attend(inputs.query, inputs.k_cache, inputs.v_cache, work, out=out, **settings)
+    backend.attend(inputs.query, inputs.k_cache, inputs.v_cache, work, Scoring(**settings), out=out)
     result = out.clone()
     out.fill_(GUARD)
     if not (padded == GUARD).all():
@@ -85,7 +86,7 @@ def check_layer(
     if order == 0:
         first_results.append(result)
         k_cache, v_cache = (cache.double().nan_to_num(0.0) for cache in (inputs.k_cache, inputs.v_cache))
-        expected = paged_attention_ref(inputs.query.double(), k_cache, v_cache, batch, **settings)
+        expected = paged_attention_ref(inputs.query.double(), k_cache, v_cache, batch, Scoring(**settings))
         yield float((result.double() - expected).abs().max().nan_to_num(torch.inf))
     elif not torch.equal(result, first_results[layer]):
         yield f"order {order}, layer {layer}: the result depends on the order of programs"
@@ -112,7 +113,7 @@ def check_unfinished(
         work = backend.reserve(WorkCapacity.of(work_list), work_list.launch)
         work.fill(replace(work_list, tiles=np.delete(work_list.tiles, left_out, axis=0)), batch.slot_mapping)
         out = torch.full(inputs.query.shape, torch.nan, dtype=case.dtype)
-        backend.attend(inputs.query, inputs.k_cache, inputs.v_cache, work, out=out, **settings)
+        backend.attend(inputs.query, inputs.k_cache, inputs.v_cache, work, Scoring(**settings), out=out)
         tile = work_list.tiles[left_out]
         first = tile[TileField.FIRST_ROW_ID]
         rows = work_list.row_ids[first : first + tile[TileField.NUM_TOKENS]]
@@ -178,9 +179,9 @@ def run_refill() -> tuple[list[str], float]:
         )
         backend.write_kv(key, value, inputs.k_cache, inputs.v_cache, work)
         out = torch.full(query.shape, GUARD)
-        backend.attend(query, inputs.k_cache, inputs.v_cache, work, scale=0.125, out=out)
+        backend.attend(query, inputs.k_cache, inputs.v_cache, work, Scoring(scale=0.125), out=out)
         k_cache, v_cache = (cache.double().nan_to_num(0.0) for cache in (inputs.k_cache, inputs.v_cache))
-        expected = paged_attention_ref(inputs.query.double(), k_cache, v_cache, batch, scale=0.125)
+        expected = paged_attention_ref(inputs.query.double(), k_cache, v_cache, batch, Scoring(scale=0.125))
         worst = max(worst, float((out[: batch.num_rows] - expected).abs().max().nan_to_num(torch.inf)))
         if not (out[batch.num_rows :] == GUARD).all() or work.counters.any():
             problems.append("rows beyond the step were written, or counters left behind")
@@ -217,10 +218,10 @@ def run_far_addresses() -> tuple[list[str], float]:
     backend = make_backend(case, "fused")
     work = backend.prepare(moved)
     backend.write_kv(inputs.key, inputs.value, *caches, work)
-    out = backend.attend(inputs.query, *caches, work, scale=0.125)
+    out = backend.attend(inputs.query, *caches, work, Scoring(scale=0.125))
     near_work = backend.prepare(batch)
     backend.write_kv(inputs.key, inputs.value, inputs.k_cache, inputs.v_cache, near_work)
-    expected = backend.attend(inputs.query, inputs.k_cache, inputs.v_cache, near_work, scale=0.125)
+    expected = backend.attend(inputs.query, inputs.k_cache, inputs.v_cache, near_work, Scoring(scale=0.125))
     return ([] if torch.equal(out, expected) else ["differs from the same step at near addresses"]), 0.0
 
 
@@ -242,7 +243,7 @@ def run_refusals() -> tuple[list[str], float]:
     problems = []
     for name, inputs in wrong.items():
         try:
-            backend.attend(inputs.query, inputs.k_cache, inputs.v_cache, work, scale=1.0)
+            backend.attend(inputs.query, inputs.k_cache, inputs.v_cache, work, Scoring(scale=1.0))
             problems.append(f"accepted a wrong {name}")
         except ValueError:
             pass
