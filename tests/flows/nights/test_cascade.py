@@ -165,10 +165,11 @@ def test_a_sample_that_is_too_small_sends_all_rows(
     assert "a sample of 12 of 12 rows is too small for the bound: all 12 rows go to the large model" in caplog.text
     night(file=file)
     kept = (
-        "select num_rows, num_sampled, threshold, reason, len(sample), target_agreement, confidence from certificates"
+        "select workload, num_rows, num_sampled, threshold, reason, len(sample), target_agreement, confidence"
+        " from certificates"
     )
     reason = "a sample of 12 of 12 rows is too small for the bound"
-    assert nights.sql(kept) == [(12, 12, None, reason, 12, 0.9, 0.95)], "kept once"
+    assert nights.sql(kept) == [("moods", 12, 12, None, reason, 12, 0.9, 0.95)], "kept once"
 
 
 def test_the_certified_agreement_is_met_outside_the_sample(nights: Any, write_night: Any) -> None:
