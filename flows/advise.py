@@ -23,6 +23,8 @@ from tasks.nights.graph import plan_waves
 from tasks.tokenize import read_max_model_len
 from tasks.workloads.workload import Workload, load_workload
 
+LOCK_TIMEOUT_SECONDS = 5.0
+
 
 def list_jobs(options: argparse.Namespace) -> Iterator[tuple[LayoutJob, list[Workload]]]:
     """The workloads that are planned together: each wave of a night file, or the one workload. Raises `BatchloomError`
@@ -56,7 +58,7 @@ def _make_job(
 ) -> LayoutJob:
     from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
 
-    with connect(database, read_only=True):
+    with connect(database, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS):
         pass  # a wrong path fails here
     checkpoint = resolve_checkpoint(model)
     return LayoutJob(

@@ -26,6 +26,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 _EXPECTED = {
     "string_type": "a string",
+    "bool_type": "true or false",
     "tuple_type": "a list",
     "string_pattern_mismatch": "auto or a size such as 512MiB",
     **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "a table"),

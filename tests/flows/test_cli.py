@@ -125,6 +125,7 @@ def many_documents(nights: Any, count: int) -> None:
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
         (("--max-model-len", "48"), "workload 'snippets': answers of up to 48 tokens leave no room for a prompt"),
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens: Input should be greater than or equal to 1"),
+        (("--workers", "0"), "--workers: Input should be greater than or equal to 1"),
         (("--kv-memory", "much"), "--kv-memory: 'much' is not what it takes: memory for KV, such as 512MiB or 4GB"),
         (("--exchange", "s3://me:secret@here/x"), "--exchange: may hold neither password nor query"),
         (
@@ -153,6 +154,7 @@ def test_a_mistake_is_one_line(
     assert len(errors) == 1, errors
     assert message.format(tmp=tmp_path) in errors[0]
     assert errors[0].startswith("nightly: ")
+    assert errors[0].count(f"{options[0]}: ") <= 1
     tables = nights.sql("select count(*) from snippets union all select count(*) from runs")
     assert tables == [(0,), (0,)]
     after = {path.name for path in tmp_path.iterdir()} - {f"{nights.path.name}.runs"}
@@ -228,7 +230,9 @@ def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert script == {"batchloom": "flows.cli:batchloom"}
 
 
-def test_a_locked_database_is_named_with_who_holds_it(nights: Any, start: Start) -> None:
+def test_a_locked_database_is_named_with_who_holds_it(
+    nights: Any, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     hold = (
         f"import duckdb, time; held = duckdb.connect({str(nights.path)!r}); print('held', flush=True); time.sleep(60)"
     )
@@ -237,6 +241,9 @@ def test_a_locked_database_is_named_with_who_holds_it(nights: Any, start: Start)
         assert holder.stdout.readline() == "held\n"
         command = start("--lock-timeout-seconds", "1")
         assert command.wait() == 1
+        capsys.readouterr()
+        assert batchloom(["advise", "snippets", *nights.inputs]) == 1
+        assert capsys.readouterr().err.endswith("; waited 5 s\n")
         holder.kill()
     assert (command.output, len(command.errors.splitlines())) == ("", 1)
     assert f"is locked by process {holder.pid}" in command.errors

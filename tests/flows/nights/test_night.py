@@ -208,6 +208,10 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
             {"night": NIGHT.replace('"8MiB"', '"8XB"')},
             r"\[models.small\]: kv_memory must be auto or a size such as 512MiB, got '8XB'",
         ),
+        (
+            {"night": NIGHT.replace('dtype = "float32"', 'deterministic = "yes"')},
+            r"\[models.small\]: deterministic must be true or false, got 'yes'",
+        ),
         ({"more": "[machines]\nworkers = 0"}, r"\[machines\]: workers: input should be greater than .* 1, got 0"),
         ({"more": '[models]\nlarge = "models/large"'}, r"\[models\]: large must be a table, got 'models/large'"),
         ({"night": 'database = 5\n[models.a]\npath = "x"'}, "night.toml: database must be a string, got 5"),
