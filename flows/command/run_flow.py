@@ -35,6 +35,8 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
     is_json = options.pop("json", False)
     atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that exit handlers run
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
             result = flow(**options)

@@ -213,6 +213,27 @@ def test_the_old_name_of_an_option_and_too_many_threads_are_a_line_each(
     assert nights.sql("select config->>'$.engine.max_num_batched_tokens' from runs") == [("64",)]
 
 
+@pytest.mark.parametrize("seconds", [0.3, 0.9, 2.0])
+def test_ctrl_c_before_a_night_begins_prints_nothing(seconds: float, tmp_path: Path) -> None:
+    program = "import sys; from flows.cli import batchloom; print(flush=True); sys.exit(batchloom(['nightly', '--x']))"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    is_over = process.returncode == 2
+    assert is_over or process.returncode == -signal.SIGINT
+    assert (output, errors) == ("", "nightly: Unknown option: --x.\n" if is_over else "")
+
+
+def test_a_name_that_is_not_utf_8_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert batchloom(["nightly", "--database", os.fsdecode(b"caf\xe9.duckdb"), "--model", "x"]) == 2
+    line = "batchloom: names must be UTF-8, got 'nightly --database caf\\udce9.duckdb --model x'\n"
+    assert capsys.readouterr().err == line
+
+
 def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert batchloom(["--version"]) == 0
     assert capsys.readouterr().out == f"batchloom {version('batchloom')}\n"
