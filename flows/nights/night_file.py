@@ -122,6 +122,8 @@ def load_night(path: Path) -> NightPlan:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
     except pydantic.ValidationError as error:
+        if "mode" in values:
+            raise ConfigError(f"{path} is a workload's file, not a night's: name it with --workload") from error
         raise ConfigError(f"{path}: {_describe_fault(error.errors()[0], values)}") from error
     folder = path.absolute().parent
     try:

@@ -226,6 +226,7 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
         ({"night": 'publish = "nowhere/copy.duckdb"' + NIGHT}, "publish: no folder .*nowhere"),
         ({"night": NIGHT.replace('file = "snippets"', "")}, r"\[workload 2\]: file is missing"),
         ({"night": NIGHT.replace('database = "team.duckdb"', "")}, "night.toml: database is missing"),
+        ({"night": 'name = "topics"\nmode = "score"'}, "night.toml is a workload's file, not a night's: .* --workload"),
         ({"more": "[models"}, "cannot be read as TOML"),
         ({"more": '[attach]\ncrm = "nowhere"'}, "attach: crm: nothing is at"),
         ({"more": '[[workload]]\nfile = "ranking"\nmodel = "big"'}, "'ranking' names model 'big'.* none of small"),

@@ -227,6 +227,9 @@ def test_a_workload_that_is_not_there(tmp_path: Path) -> None:
         WorkloadError, match=r"no workload 'snipets'.*shipped workloads: embeddings, facets, facts, ranking, snippets"
     ):
         load_workload("snipets")
+    (tmp_path / "night.toml").write_text('database = "x"\n[models.small]\npath = "x"')
+    with pytest.raises(WorkloadError, match=r"night\.toml: .*a night's file, not a workload's: batchloom nightly FILE"):
+        load_workload(tmp_path / "night.toml")
     with pytest.raises(WorkloadError, match=r"no file .*own\.toml"):
         load_workload(str(tmp_path / "own.toml"))
     with pytest.raises(WorkloadError, match="cannot be read"):
