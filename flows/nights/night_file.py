@@ -188,12 +188,15 @@ def _choose_model(tables: NightTables, workload: str, table: WorkloadTable) -> s
 
 
 def _list_cascades(tables: NightTables, steps: tuple[Step, ...]) -> dict[str, Cascade]:
-    """By name of the workload; raises `ConfigError` if a cascade's second model is not in the file."""
+    """By name of the workload; raises `ConfigError` if a cascade's second model is not in the file, or is the first."""
     found = {step.name: table.cascade for step, table in zip(steps, tables.workload, strict=True) if table.cascade}
     for name, cascade in found.items():
         if cascade.to not in tables.models:
             known = ", ".join(tables.models)
             raise ConfigError(f"workload {name!r}: cascade: to names model {cascade.to!r}, which is none of {known}")
+        first = next(step.model for step in steps if step.name == name)
+        if first != cascade.to and tables.models[first].path == tables.models[cascade.to].path:
+            raise ConfigError(f"workload {name!r}: cascade: models {first!r} and {cascade.to!r} have the same path")
     return found
 
 

@@ -1,5 +1,6 @@
 """Cascades: a small model scores every row, a large one answers those of which it is unsure, once per model."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,15 @@ def test_what_is_no_cascade(write_night: Any, cascade: str, message: str) -> Non
     file = write_night(urgent="below = 0.5")
     file.write_text(file.read_text().replace('to = "large", below = 0.5', cascade))
     with pytest.raises(ConfigError, match=message):
+        load_night(file)
+
+
+def test_a_model_under_two_names_has_no_cascade(write_night: Any) -> None:
+    """Rows that it has answered would count as those of the large model."""
+    file = write_night(urgent="below = 0.5")
+    (small, large) = re.findall(r'path = "(.+)"', file.read_text())
+    file.write_text(file.read_text().replace(large, small))
+    with pytest.raises(ConfigError, match="'urgent': cascade: models 'small' and 'large' have the same path"):
         load_night(file)
 
 
