@@ -171,7 +171,9 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, texts: Sequ
         yield pa.record_batch([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
-read = task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)(read_requests)
+read = task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="read-{workload.name}")(
+    read_requests
+)
 """`read_requests` as a task. No retries: it waits for a lock itself, and other errors would occur again."""
 
 

@@ -43,7 +43,7 @@ BATCH_ROWS = 512
 """Rows encoded at a time: enough to keep every core busy, few enough for long documents in memory."""
 
 
-@task(name="tokenize", retries=0, cache_policy=NO_CACHE, persist_result=False)
+@task(name="tokenize", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="tokenize-{workload.name}")
 def tokenize(
     database: str, requests: ArtifactRef, workload: Workload, checkpoint: str, model_digest: str, max_model_len: int
 ) -> ArtifactRef:
