@@ -8,7 +8,7 @@ import pytest
 from engine.errors import WorkloadError
 from tasks.answers.score import LabelScore, ScoreOutput
 from tasks.answers.text import Decoding, TextAnswer, TextOutput
-from tasks.workloads.workload import load_workload
+from tasks.workloads.workload import SHIPPED, load_workload
 
 GENERATE = """
 name = "titles"
@@ -220,6 +220,11 @@ def test_a_query_that_is_not_utf_8_is_named(folder: Path) -> None:
     expected = r"w\.toml: line 4: requests_sql names 'select_titles\.sql', which cannot be read: 'utf-8' codec"
     with pytest.raises(WorkloadError, match=expected):
         load_workload(save(folder, GENERATE))
+
+
+@pytest.mark.parametrize("name", [path.stem for path in SHIPPED.glob("*.toml")])
+def test_a_document_needs_no_title(name: str) -> None:
+    assert load_workload(name).prompt.may_be_empty == ("title",)
 
 
 def test_a_workload_that_is_not_there(tmp_path: Path) -> None:
