@@ -3,10 +3,12 @@
 import atexit
 import gc
 import logging
+import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TextIO
@@ -20,6 +22,8 @@ from flows.command.commands import COMMANDS, FLAGS
 from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, fail
 from flows.command.options import parse_options
 from flows.command.prefect_server import reachable_server
+
+IMPATIENT_SECONDS = 10.0
 
 
 def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
@@ -35,8 +39,8 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
     is_json = options.pop("json", False)
     atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that exit handlers run
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
+        signal.signal(signal.SIGINT, interrupt_once())
     try:
         with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
             result = flow(**options)
@@ -52,6 +56,20 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
 
         print_forecasts(result, is_json=is_json)
     return 0
+
+
+def interrupt_once() -> Callable[[int, object], None]:
+    """A handler of Ctrl-C. A run that is interrupted ends within seconds and writes its answers; the handler ignores
+    another Ctrl-C in that time, which would prevent it."""
+    last = -math.inf
+
+    def interrupt(*_: object) -> None:
+        nonlocal last
+        if time.monotonic() - last >= IMPATIENT_SECONDS:
+            last = time.monotonic()
+            raise KeyboardInterrupt
+
+    return interrupt
 
 
 @contextmanager

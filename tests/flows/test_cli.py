@@ -414,6 +414,10 @@ def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, 
     else:
         command.process.send_signal(signal.SIGTERM if how == "sigterm" else signal.SIGKILL)
     command.process.send_signal(signal.SIGCONT)
+    for _ in range(3 if how == "ctrl-c" else 0):  # as somebody in a hurry
+        time.sleep(0.1)
+        with suppress(ProcessLookupError):
+            os.killpg(command.process.pid, signal.SIGINT)
     assert command.wait(15) == exit_code
     assert len(servers) == (how != "sigterm")
     wait_until(lambda: not any(server.exists() for server in servers), 5)
