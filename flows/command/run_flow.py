@@ -3,12 +3,11 @@
 import atexit
 import gc
 import logging
-import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TextIO
@@ -22,8 +21,6 @@ from flows.command.commands import COMMANDS, FLAGS
 from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, fail
 from flows.command.options import parse_options
 from flows.command.prefect_server import reachable_server
-
-IMPATIENT_SECONDS = 10.0
 
 
 def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +37,7 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
     atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that exit handlers run
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
-        signal.signal(signal.SIGINT, interrupt_once())
+        signal.signal(signal.SIGINT, partial(_interrupt, []))
     try:
         with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
             result = flow(**options)
@@ -58,18 +55,11 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
     return 0
 
 
-def interrupt_once() -> Callable[[int, object], None]:
-    """A handler of Ctrl-C. A run that is interrupted ends within seconds and writes its answers; the handler ignores
-    another Ctrl-C in that time, which would prevent it."""
-    last = -math.inf
-
-    def interrupt(*_: object) -> None:
-        nonlocal last
-        if time.monotonic() - last >= IMPATIENT_SECONDS:
-            last = time.monotonic()
-            raise KeyboardInterrupt
-
-    return interrupt
+def _interrupt(raised: list[float], *_: object) -> None:
+    """Ctrl-C. Another one within ten seconds is ignored: it would keep the run from writing its answers."""
+    if not raised or time.monotonic() - raised[-1] > 10:
+        raised.append(time.monotonic())
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -63,8 +63,7 @@ class TimeLeft:
         self._seconds = self._tokens = 0.0
 
     def update(self, counts: Counts, now: float) -> float:
-        """Seconds left at the time `now`, when `counts` is done; NaN before the second step: nobody saw the first one
-        begin, so its tokens say nothing about the rate."""
+        """Seconds left at `now`, when `counts` is done; NaN before the second step, as nobody saw the first begin."""
         if counts.num_rows >= self._work.num_rows:
             return 0.0
         seconds, tokens = now - self._seen[0], counts.num_tokens - self._seen[1]

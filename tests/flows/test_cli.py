@@ -213,7 +213,7 @@ def test_the_old_name_of_an_option_and_too_many_threads_are_a_line_each(
     assert nights.sql("select config->>'$.engine.max_num_batched_tokens' from runs") == [("64",)]
 
 
-@pytest.mark.parametrize("seconds", [0.3, 0.9, 2.0])
+@pytest.mark.parametrize("seconds", [0.1, 0.4])
 def test_ctrl_c_before_a_night_begins_prints_nothing(seconds: float, tmp_path: Path) -> None:
     program = "import sys; from flows.cli import batchloom; print(flush=True); sys.exit(batchloom(['nightly', '--x']))"
     command = [sys.executable, "-c", program]
@@ -223,9 +223,7 @@ def test_ctrl_c_before_a_night_begins_prints_nothing(seconds: float, tmp_path: P
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)
-    is_over = process.returncode == 2
-    assert is_over or process.returncode == -signal.SIGINT
-    assert (output, errors) == ("", "nightly: Unknown option: --x.\n" if is_over else "")
+    assert (process.returncode, output, errors) == (-signal.SIGINT, "", "")
 
 
 def test_a_name_that_is_not_utf_8_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
