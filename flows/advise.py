@@ -22,6 +22,8 @@ from tasks.nights.graph import plan_waves
 from tasks.runs.source import Source
 from tasks.workloads.workload import Workload, load_workload
 
+LOCK_TIMEOUT_SECONDS = 5.0
+
 
 def list_jobs(options: argparse.Namespace) -> Iterator[tuple[Source, list[Workload]]]:
     """The workloads that are planned together: each wave of a night file, or the one workload. Raises `BatchloomError`
@@ -31,7 +33,7 @@ def list_jobs(options: argparse.Namespace) -> Iterator[tuple[Source, list[Worklo
         if options.database is None or options.model is None:
             raise ConfigError("a workload needs --database and --model; a night file names them itself")
         attach = find_attachments(tuple(options.attach))
-        with connect(options.database, read_only=True):
+        with connect(options.database, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS):
             pass  # a wrong path fails here
         given = (options.database, options.model, EngineConfig(), PlanSettings())
         yield describe_source(*given, True, attach), [workload]
@@ -39,7 +41,7 @@ def list_jobs(options: argparse.Namespace) -> Iterator[tuple[Source, list[Worklo
     if options.database is not None or options.model is not None or options.attach:
         raise ConfigError("a night file names its database, models and attachments itself")
     plan = load_night(Path(options.workload))
-    with connect(plan.database, read_only=True):
+    with connect(plan.database, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS):
         pass
     for wave in plan_waves(plan.steps):
         model, engine = plan.models[wave.model]

@@ -1,23 +1,43 @@
-"""The console script `batchloom`."""
+"""The console script `batchloom`. What takes seconds to import is imported when a command runs."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
-from importlib.metadata import version
-
-from prefect import Flow
 
 from flows.command.commands import COMMANDS, MODULES
 from flows.command.failure import EXIT_USAGE, fail
-from flows.command.options import HELP_FLAGS
-from flows.command.prefect_server import temporary_server
-from flows.command.run_flow import run_flow
 
 
 def batchloom(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the first argument names; returns the exit code."""
-    name, *arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    """Run the command that the first argument names; returns the exit code.
+
+    Until a flow begins, Ctrl-C ends the process at once: there is nothing to keep, and a traceback would tell nothing.
+    """
+    given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if (text := " ".join(given)).encode(errors="ignore").decode() != text:
+        return fail(f"batchloom: names must be UTF-8, got {text!a}", EXIT_USAGE)
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else a shell's background job
+    if is_usual:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return _run(*given)
+    finally:
+        if is_usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _run(name: str, *given: str) -> int:
+    from importlib.metadata import version
+
+    from prefect import Flow
+
+    from flows.command.options import HELP_FLAGS
+    from flows.command.prefect_server import temporary_server
+    from flows.command.run_flow import run_flow
+
+    arguments = list(given)
     if name in COMMANDS:
         is_file = name == "nightly" and arguments[:1] != [] and arguments[0].endswith(".toml")
         needs_server = name not in ("report", "check", "advise") and not set(HELP_FLAGS) & set(arguments)

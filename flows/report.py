@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.errors import BatchloomError
+from engine.errors import ArtifactError, BatchloomError
 from flows.command.commands import COMMANDS
 from flows.command.failure import EXIT_FAILED, fail
 from tasks.recover import recover_runs
@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.database, options.run, options.out, lock_timeout_seconds=options.lock_timeout_seconds
         )
     except BatchloomError as error:
-        return fail(f"report: {' '.join(str(error).split())}", EXIT_FAILED)
+        hint = "; name another file with --out" if isinstance(error, ArtifactError) and options.out is None else ""
+        return fail(f"report: {' '.join(str(error).split())}{hint}", EXIT_FAILED)
     print(path)
     return 0
 

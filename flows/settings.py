@@ -52,7 +52,8 @@ def _engine_fields() -> dict[str, Any]:
             text = Field(description=about, pattern=_SIZE)
             found[field.name.removesuffix("_bytes")] = (Annotated[str, text], str(field.default))
         elif field.name not in _ENGINE_ONLY:
-            found[field.name] = (Annotated[field.type, Field(description=about)], field.default)
+            described_field = Field(description=about, strict=field.type is bool or None)
+            found[field.name] = (Annotated[field.type, described_field], field.default)
     return found
 
 

@@ -173,7 +173,7 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, texts: Sequ
         yield pa.record_batch([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
-@task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False)
+@task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="read-{workload.name}")
 def read(source: Source, workload: Workload, folder: str | Path) -> ReadResult:
     """See `read_requests`. There are no retries: it waits for a lock itself, and other errors would occur again."""
     return read_requests(

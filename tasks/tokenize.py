@@ -44,7 +44,7 @@ BATCH_ROWS = 512
 """Rows encoded at a time: enough to keep every core busy, few enough for long documents in memory."""
 
 
-@task(name="tokenize", retries=0, cache_policy=NO_CACHE, persist_result=False)
+@task(name="tokenize", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="tokenize-{workload.name}")
 def tokenize(source: Source, requests: ArtifactRef, workload: Workload, cache: Path | None = None) -> ArtifactRef:
     """The prompts of `write_tokens` from the cache of a database, written if it does not have them.
 

@@ -70,7 +70,9 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 180
     )
 
 
-write = task(name="write", retries=0, cache_policy=NO_CACHE, persist_result=False)(write_run)
+write = task(
+    name="write", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="write-{workload.name}"
+)(write_run)
 """`write_run` as a task. It waits for a lock itself; whatever else fails once fails again."""
 
 

@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.conflicts import check_gpus
 from engine.errors import ConfigError, ModelError
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_json, resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 from engine.model.model import Model
 from engine.model.plain.plain_checkpoint import fill_in
 from engine.model.plain.plain_model import Linear
@@ -47,7 +48,7 @@ class ShardedModel(Model):
             ModelError: not readable, or not a plain model.
         """
         assert isinstance(model, (str, Path)), "conflicts.check_model refuses loaded models"
-        folder = resolve_checkpoint(model)
+        folder = unpack_gguf(resolve_checkpoint(model))
         check_shares(folder, shard.size)
         language_model = make_skeleton(folder, dtype, lambda config: divide_config(config, shard.size))
         for layer in language_model.get_decoder().layers:

@@ -4,12 +4,15 @@ from collections.abc import Iterator, Mapping
 
 from cyclopts import CycloptsError, UnusedCliTokensError
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 
 def describe_values(error: ValidationError, meanings: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
     """The name of each option with a wrong value, and the reason; `meanings` has the options' help texts by name."""
-    for fault in error.errors():
-        name = next(str(part) for part in fault["loc"] if part in meanings)
+    faults: dict[str, ErrorDetails] = {}
+    for fault in error.errors():  # one for each type that a value may have: the first one tells most
+        faults.setdefault(next(str(part) for part in fault["loc"] if part in meanings), fault)
+    for name, fault in faults.items():
         if fault["type"] == "string_pattern_mismatch":
             yield name, f"{fault['input']!r} is not what it takes: {meanings[name]}"
         else:

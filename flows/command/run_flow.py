@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -35,6 +36,8 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
     is_json = options.pop("json", False)
     atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that exit handlers run
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
+        signal.signal(signal.SIGINT, partial(_interrupt, []))
     try:
         with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
             result = flow(**options)
@@ -50,6 +53,13 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
 
         print_forecasts(result, is_json=is_json)
     return 0
+
+
+def _interrupt(raised: list[float], *_: object) -> None:
+    """Ctrl-C. Another one within ten seconds is ignored: it would keep the run from writing its answers."""
+    if not raised or time.monotonic() - raised[-1] > 10:
+        raised.append(time.monotonic())
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -190,9 +190,8 @@ class NightRun:
         digest, threshold = self._sources[step.model].model_digest, step.cascade.below
         if step.role == "unsure" and step.cascade.num_sampled:
             digests = (digest, source.model_digest)
-            found = certify(
-                str(source.database), self._plan.workloads[name], step.cascade, digests, dict(source.attach)
-            )
+            workload = replace(self._plan.workloads[name], name=step.workload)
+            found = certify(str(source.database), workload, step.cascade, digests, dict(source.attach))
             LOGGER.info("%s: %s", name, found.text)
             threshold = found.threshold
         num_sampled = step.cascade.num_sampled

@@ -26,6 +26,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 _EXPECTED = {
     "string_type": "a string",
+    "bool_type": "true or false",
     "tuple_type": "a list",
     "string_pattern_mismatch": "auto or a size such as 512MiB",
     **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "a table"),
@@ -121,6 +122,8 @@ def load_night(path: Path) -> NightPlan:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
     except pydantic.ValidationError as error:
+        if "mode" in values:
+            raise ConfigError(f"{path} is a workload's file, not a night's: name it with --workload") from error
         raise ConfigError(f"{path}: {_describe_fault(error.errors()[0], values)}") from error
     folder = path.absolute().parent
     try:
@@ -185,12 +188,15 @@ def _choose_model(tables: NightTables, workload: str, table: WorkloadTable) -> s
 
 
 def _list_cascades(tables: NightTables, steps: tuple[Step, ...]) -> dict[str, Cascade]:
-    """By name of the workload; raises `ConfigError` if a cascade's second model is not in the file."""
+    """By name of the workload; raises `ConfigError` if a cascade's second model is not in the file, or is the first."""
     found = {step.name: table.cascade for step, table in zip(steps, tables.workload, strict=True) if table.cascade}
     for name, cascade in found.items():
         if cascade.to not in tables.models:
             known = ", ".join(tables.models)
             raise ConfigError(f"workload {name!r}: cascade: to names model {cascade.to!r}, which is none of {known}")
+        first = next(step.model for step in steps if step.name == name)
+        if first != cascade.to and tables.models[first].path == tables.models[cascade.to].path:
+            raise ConfigError(f"workload {name!r}: cascade: models {first!r} and {cascade.to!r} have the same path")
     return found
 
 

@@ -25,10 +25,10 @@ CONNECTION_OPTIONS: Mapping[str, str | bool] = {
 
 LOCK_MESSAGE = "Could not set lock on file"
 OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
-DATA_FILE_MESSAGE = "Cannot launch in-memory database in read-only mode"
-"""DuckDB's for a file of another format that it reads as a table, such as Parquet or CSV."""
+OTHER_FILE_MESSAGES = "Cannot launch in-memory database in read-only mode", "sqlite_scanner"
+"""DuckDB's for a file of another format that it reads as a table, such as Parquet or CSV, and for a SQLite file."""
 
-NO_DATABASE = "{} cannot be opened: not a valid DuckDB database file"
+NO_DATABASE = "{} cannot be opened: not a valid DuckDB database file; name a DuckDB file, and others with --attach"
 
 
 def quote_identifier(name: str) -> str:
@@ -108,7 +108,7 @@ def connect(
     """
     connection = _open(Path(path), read_only=read_only, create=create, lock_timeout_seconds=lock_timeout_seconds)
     try:
-        if execute(connection, "settings/database_file").fetchone() == (None,):  # of a CSV file, for example
+        if execute(connection, "settings/database_file").fetchone() in (None, (None,)):  # SQLite, CSV
             raise DatabaseError(NO_DATABASE.format(path))
         for name, value in CONNECTION_OPTIONS.items():
             set_option(connection, name, value)
@@ -195,7 +195,7 @@ def _wait_and_open(
     wait_seconds = 0.02
     while True:
         message = str(error)
-        if DATA_FILE_MESSAGE in message:
+        if any(part in message for part in OTHER_FILE_MESSAGES):
             raise DatabaseError(NO_DATABASE.format(path)) from error
         if OPEN_OTHERWISE_MESSAGE in message and read_only:
             read_only = False

@@ -62,7 +62,8 @@ def check_own_view(existing: Mapping[str, Relation], name: str, columns: Iterabl
 def _check_columns(workload: Workload, where: str, relation: Relation, expected: Mapping[str, str]) -> None:
     missing = expected.keys() - relation.columns - {column.lower() for column in list_added(workload, relation.name)}
     if missing:
-        raise DatabaseError(f"{where} has no column {min(missing)!r}; it has {', '.join(sorted(relation.columns))}")
+        there = ", ".join(sorted(relation.columns))
+        raise DatabaseError(f"{where} has no column {min(missing)!r}; it has {there}: add it, or name another table")
     for column, type_ in expected.items() if relation.name not in INPUT_TABLES else ():
         if (found := relation.columns.get(column, type_)) != type_:
             way_out = "alter its type, or name another column or table"

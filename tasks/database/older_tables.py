@@ -25,11 +25,11 @@ ADDED = {
 
 def list_added(workload: Workload | None, table: str) -> Mapping[str, str]:
     """Columns, with their types, that a table (in lower case) of an earlier version or of an earlier workload file may
-    lack: new questions in the workload's file, and thoughts that it keeps."""
+    lack: new questions or columns to extract in the workload's file, and thoughts that it keeps."""
     if workload is None or table != workload.output.table.lower():
         return ADDED.get(table, {})
     columns = workload.kind.columns
-    if workload.kind.question_digests:
+    if workload.kind.mode in ("decide", "extract"):
         return {**ADDED_TO_ANSWERS, **columns}
     return ADDED_TO_ANSWERS | ({"thinking": columns["thinking"]} if workload.kind.thinking == "keep" else {})
 

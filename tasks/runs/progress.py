@@ -58,25 +58,21 @@ class TimeLeft:
 
     def __init__(self, work: PlannedWork) -> None:
         self._work = work
-        self._seen: tuple[float, int] | None = None
+        self._seen = 0.0, 0
         self._seconds = self._tokens = 0.0
-        self._num_rates = 0
 
     def update(self, counts: Counts, now: float) -> float:
-        """Seconds left at the time `now`, when `counts` is done; NaN before the first tokens."""
-        if self._seen is None or not counts.num_tokens:
-            self._seen = now, counts.num_tokens
-        seconds, tokens = now - self._seen[0], counts.num_tokens - self._seen[1]
-        if tokens:
-            # The first step began before the clock here: its rate is dropped as soon as there is a second one.
-            weight = 0.5 ** (seconds / HALF_LIFE_SECONDS) if self._num_rates > 1 else 0.0
-            self._seconds, self._tokens = weight * self._seconds + seconds, weight * self._tokens + tokens
-            self._seen = now, counts.num_tokens
-            self._num_rates += 1
-        if not self._num_rates:
-            return math.nan
+        """Seconds left at `now`, when `counts` is done; NaN before the second step, as nobody saw the first begin."""
         if counts.num_rows >= self._work.num_rows:
             return 0.0
+        seconds, tokens = now - self._seen[0], counts.num_tokens - self._seen[1]
+        if tokens > 0:  # fewer where a partition begins anew
+            if self._seen[1]:
+                weight = 0.5 ** (seconds / HALF_LIFE_SECONDS)
+                self._seconds, self._tokens = weight * self._seconds + seconds, weight * self._tokens + tokens
+            self._seen = now, counts.num_tokens
+        if not self._tokens:
+            return math.nan
         return (self._work.count_tokens(counts) - counts.num_tokens) * self._seconds / self._tokens
 
 

@@ -241,6 +241,7 @@ def load_workload(name_or_path: str | Path) -> Workload:
 
 def _read_workload(values: Mapping[str, Any], source: str, folder: Path) -> Workload:
     """Check the values of a file in `folder` and make a workload of them; keys of the answer kind become its fields."""
+    refuse_if("models" in values, "a night's file, not a workload's: batchloom nightly FILE runs it")
     refuse_if("mode" not in values, "mode is missing; expected a string")
     kind = find_kind(values)
     known: Mapping[str, pydantic.fields.FieldInfo] = kind.__pydantic_fields__  # type: ignore[attr-defined]

@@ -125,6 +125,7 @@ def many_documents(nights: Any, count: int) -> None:
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
         (("--max-model-len", "48"), "workload 'snippets': answers of up to 48 tokens leave no room for a prompt"),
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens: Input should be greater than or equal to 1"),
+        (("--workers", "0"), "--workers: Input should be greater than or equal to 1"),
         (("--kv-memory", "much"), "--kv-memory: 'much' is not what it takes: memory for KV, such as 512MiB or 4GB"),
         (("--exchange", "s3://me:secret@here/x"), "--exchange: may hold neither password nor query"),
         (
@@ -153,6 +154,7 @@ def test_a_mistake_is_one_line(
     assert len(errors) == 1, errors
     assert message.format(tmp=tmp_path) in errors[0]
     assert errors[0].startswith("nightly: ")
+    assert errors[0].count(f"{options[0]}: ") <= 1
     tables = nights.sql("select count(*) from snippets union all select count(*) from runs")
     assert tables == [(0,), (0,)]
     after = {path.name for path in tmp_path.iterdir()} - {f"{nights.path.name}.runs"}
@@ -211,6 +213,25 @@ def test_the_old_name_of_an_option_and_too_many_threads_are_a_line_each(
     assert nights.sql("select config->>'$.engine.max_num_batched_tokens' from runs") == [("64",)]
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.4])
+def test_ctrl_c_before_a_night_begins_prints_nothing(seconds: float, tmp_path: Path) -> None:
+    program = "import sys; from flows.cli import batchloom; print(flush=True); sys.exit(batchloom(['nightly', '--x']))"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (-signal.SIGINT, "", "")
+
+
+def test_a_name_that_is_not_utf_8_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert batchloom(["nightly", "--database", os.fsdecode(b"caf\xe9.duckdb"), "--model", "x"]) == 2
+    line = "batchloom: names must be UTF-8, got 'nightly --database caf\\udce9.duckdb --model x'\n"
+    assert capsys.readouterr().err == line
+
+
 def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert batchloom(["--version"]) == 0
     assert capsys.readouterr().out == f"batchloom {version('batchloom')}\n"
@@ -228,7 +249,9 @@ def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert script == {"batchloom": "flows.cli:batchloom"}
 
 
-def test_a_locked_database_is_named_with_who_holds_it(nights: Any, start: Start) -> None:
+def test_a_locked_database_is_named_with_who_holds_it(
+    nights: Any, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     hold = (
         f"import duckdb, time; held = duckdb.connect({str(nights.path)!r}); print('held', flush=True); time.sleep(60)"
     )
@@ -237,6 +260,9 @@ def test_a_locked_database_is_named_with_who_holds_it(nights: Any, start: Start)
         assert holder.stdout.readline() == "held\n"
         command = start("--lock-timeout-seconds", "1")
         assert command.wait() == 1
+        capsys.readouterr()
+        assert batchloom(["advise", "snippets", *nights.inputs]) == 1
+        assert capsys.readouterr().err.endswith("; waited 5 s\n")
         holder.kill()
     assert (command.output, len(command.errors.splitlines())) == ("", 1)
     assert f"is locked by process {holder.pid}" in command.errors
@@ -386,6 +412,10 @@ def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, 
     else:
         command.process.send_signal(signal.SIGTERM if how == "sigterm" else signal.SIGKILL)
     command.process.send_signal(signal.SIGCONT)
+    for _ in range(3 if how == "ctrl-c" else 0):  # as somebody in a hurry
+        time.sleep(0.1)
+        with suppress(ProcessLookupError):
+            os.killpg(command.process.pid, signal.SIGINT)
     assert command.wait(15) == exit_code
     assert len(servers) == (how != "sigterm")
     wait_until(lambda: not any(server.exists() for server in servers), 5)

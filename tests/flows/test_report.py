@@ -452,6 +452,12 @@ def test_a_page_that_cannot_be_written_is_one_line(
         capsys.readouterr().err
         == f"report: {tmp_path}/no/such/page.html cannot be written: No such file or directory\n"
     )
+    (folder,) = runs_folder(nights.path).glob("*-ranking-*")
+    (folder / "report.html").unlink()
+    (folder / "report.html").mkdir()
+    assert main(["--database", str(nights.path)]) == 1
+    message = f"{folder}/report.html cannot be written: Is a directory; name another file with --out"
+    assert capsys.readouterr().err == f"report: {message}\n"
 
 
 @pytest.mark.usefixtures("prefect_server")

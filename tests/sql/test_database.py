@@ -1,10 +1,12 @@
 """Opening a database waits for locks and gives one-line errors; identifiers are quoted safely."""
 
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import duckdb
@@ -89,11 +91,16 @@ def test_what_is_no_database(tmp_path: Path, make: object, message: str) -> None
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-@pytest.mark.parametrize("name", ["documents.csv", "documents.json", "documents.parquet"])
+@pytest.mark.parametrize("name", ["documents.csv", "documents.json", "documents.parquet", "documents.sqlite"])
 def test_a_data_file_is_no_database(tmp_path: Path, name: str, read_only: bool) -> None:
     path = tmp_path / name
-    duckdb.execute(f"copy (select 'd1' as doc_id, 'a text' as body) to '{path}'")
-    message = "cannot be opened: not a valid DuckDB database file"
+    if path.suffix == ".sqlite":
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("create table documents (doc_id text)")
+            connection.commit()
+    else:
+        duckdb.execute(f"copy (select 'd1' as doc_id, 'a text' as body) to '{path}'")
+    message = "cannot be opened: not a valid DuckDB database file; name a DuckDB file, and others with --attach"
     with pytest.raises(DatabaseError, match=message), connect(path, read_only=read_only):
         pytest.fail("opened")
 

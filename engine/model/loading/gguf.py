@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
@@ -12,6 +13,8 @@ from typing import Any
 
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, weight_sample
+
+LOGGER = logging.getLogger("batchloom.engine")
 
 _CONVERTER_VERSION = 3
 
@@ -141,6 +144,7 @@ def _write_unpacked(file: Path, folder: Path) -> None:
     # A code of 4 to 8 bits times its scale: float32 is exact enough for parity tests.
     from engine.model.loading.stock_weights import no_progress_bars
 
+    LOGGER.info("unpacking the weights of %s: once, a minute or more", file.name)
     config = transformers.AutoConfig.from_pretrained(open_gguf(file))
     with no_progress_bars():
         model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -3,15 +3,16 @@
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.quantizers import AutoHfQuantizer
-from transformers.utils import logging
 
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers, weight_names
@@ -22,14 +23,13 @@ _HEAD = re.compile(r"lm_head|embed_out|unembed|^(head|output)\.")
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Disables transformers' progress bars within the block."""
-    is_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    """Disables progress bars within the block: transformers' own switch leaves that of GGUF files."""
+    begin = tqdm.__init__
+    tqdm.__init__ = partialmethod(begin, disable=True)
     try:
         yield
     finally:
-        if is_enabled:
-            logging.enable_progress_bar()
+        tqdm.__init__ = begin
 
 
 def read_config(folder: Path) -> transformers.PretrainedConfig:

@@ -16,6 +16,8 @@ from engine.encoding.encoder_engine import EncoderEngine
 from engine.errors import BatchloomError, ConfigError, ModelError
 from engine.execution.step_record import StepRecord
 from engine.kv.kv_cache import KVShape
+from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 from engine.model.shard import Shard
 from engine.model.sharded_model import ShardedModel, divide_config
 from engine.planning.prefix_groups import plan_prefix_groups
@@ -162,8 +164,8 @@ def test_a_model_that_does_not_divide_is_refused(tiny_checkpoint: Callable[[str]
     assert (share.hidden_size, share.intermediate_size, llama.intermediate_size) == (96, 80, 160)
 
 
-def load_share(folder: Path) -> ShardedModel:
-    shard = Shard(1, 2, torch.device("cpu"))
+def load_share(folder: Path, size: int = 2) -> ShardedModel:
+    shard = Shard(1, size, torch.device("cpu"))
     return ShardedModel.load_share(folder, dtype=torch.float32, device=shard.device, shard=shard)
 
 
@@ -181,6 +183,15 @@ def test_a_rank_reads_its_share_alone(tiny_llama: Path) -> None:
     plan = transformers.AutoConfig.from_pretrained(tiny_llama).base_model_tp_plan
     summed = {name.rpartition(".")[2] for name, kind in plan.items() if kind == "rowwise"}
     assert summed == {"o_proj", "down_proj"}, "transformers adds up the same products"
+
+
+def test_a_rank_reads_its_share_of_a_gguf_file(smollm2_gguf: Path) -> None:
+    made = load_share(smollm2_gguf, 3)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(
+        unpack_gguf(resolve_checkpoint(smollm2_gguf)), dtype=torch.float32
+    )
+    expected = whole.model.layers[1].self_attn.q_proj.weight.chunk(3)[1]
+    assert torch.equal(made.base.layers[1].self_attn.q_proj.weight, expected)
 
 
 def test_a_damaged_or_foreign_checkpoint_is_refused(tiny_llama: Path, tmp_path: Path) -> None:

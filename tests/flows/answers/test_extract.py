@@ -37,6 +37,11 @@ def test_a_night_extracts_columns(prefect_server: str, nights: Nights, tmp_path:
         assert kind in ("tower", "barn")
         assert words is None or (len(words) <= 2 and all(len(word) <= 6 for word in words))
     assert nights.run(str(path))[0].num_already_done == 4
+    path.write_text(WORKLOAD.replace("words = ", "Notes = "))
+    (summary,) = nights.run(str(path))
+    assert (summary.num_ok, summary.num_already_done) == (4, 0)
+    newest = nights.sql("select words is null, coalesce(len(notes), 0) <= 2 from latest_sightings")
+    assert newest == [(True, True)] * 4, "the table got the new column and kept the old one"
     path.write_text(WORKLOAD.replace("max_new_tokens = 200", "max_new_tokens = 9"))
     (summary,) = nights.run(str(path))
     assert (summary.num_ok, summary.num_errors) == (0, 4)

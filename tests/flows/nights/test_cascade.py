@@ -1,5 +1,6 @@
 """Cascades: a small model scores every row, a large one answers those of which it is unsure, once per model."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -165,10 +166,11 @@ def test_a_sample_that_is_too_small_sends_all_rows(
     assert "a sample of 12 of 12 rows is too small for the bound: all 12 rows go to the large model" in caplog.text
     night(file=file)
     kept = (
-        "select num_rows, num_sampled, threshold, reason, len(sample), target_agreement, confidence from certificates"
+        "select workload, num_rows, num_sampled, threshold, reason, len(sample), target_agreement, confidence"
+        " from certificates"
     )
     reason = "a sample of 12 of 12 rows is too small for the bound"
-    assert nights.sql(kept) == [(12, 12, None, reason, 12, 0.9, 0.95)], "kept once"
+    assert nights.sql(kept) == [("moods", 12, 12, None, reason, 12, 0.9, 0.95)], "kept once"
 
 
 def test_the_certified_agreement_is_met_outside_the_sample(nights: Any, write_night: Any) -> None:
@@ -221,6 +223,15 @@ def test_what_is_no_cascade(write_night: Any, cascade: str, message: str) -> Non
     file = write_night(urgent="below = 0.5")
     file.write_text(file.read_text().replace('to = "large", below = 0.5', cascade))
     with pytest.raises(ConfigError, match=message):
+        load_night(file)
+
+
+def test_a_model_under_two_names_has_no_cascade(write_night: Any) -> None:
+    """Rows that it has answered would count as those of the large model."""
+    file = write_night(urgent="below = 0.5")
+    (small, large) = re.findall(r'path = "(.+)"', file.read_text())
+    file.write_text(file.read_text().replace(large, small))
+    with pytest.raises(ConfigError, match="'urgent': cascade: models 'small' and 'large' have the same path"):
         load_night(file)
 
 

@@ -85,15 +85,18 @@ def list_stages() -> dict[str, set[str]]:
         tasks = {
             step.name: client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [step.id]})) for step in steps
         }
-    return {name: {run.name.rpartition("-")[0] for run in runs} for name, runs in tasks.items()}
+    return {name: {re.sub(r"-\w{1,3}$", "", run.name) for run in runs} for name, runs in tasks.items()}
 
 
 def test_a_step_reads_what_an_earlier_one_wrote(nights: Any, write_night: Any, prefect_server: str) -> None:
     summaries = night(file=write_night())
     assert [(summary.workload, summary.num_ok) for summary in summaries] == [("snippets", 12), ("replies", 12)]
     assert nights.sql("select count(*) from latest_replies where status = 'ok'") == [(12,)]
-    of_each = {"read", "tokenize", "plan_prefix", "infer", "write", "report"}
-    expected, deadline = {"snippets": of_each, "replies": of_each}, time.monotonic() + 60
+    expected = {
+        name: {f"read-{name}", f"tokenize-{name}", "plan_prefix", "infer", f"write-{name}", "report"}
+        for name in ("snippets", "replies")
+    }
+    deadline = time.monotonic() + 60
     while (found := list_stages()) != expected and time.monotonic() < deadline:
         time.sleep(0.5)  # the server writes states of task runs every five seconds
     assert found == expected
@@ -208,6 +211,10 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
             {"night": NIGHT.replace('"8MiB"', '"8XB"')},
             r"\[models.small\]: kv_memory must be auto or a size such as 512MiB, got '8XB'",
         ),
+        (
+            {"night": NIGHT.replace('dtype = "float32"', 'deterministic = "yes"')},
+            r"\[models.small\]: deterministic must be true or false, got 'yes'",
+        ),
         ({"more": "[machines]\nworkers = 0"}, r"\[machines\]: workers: input should be greater than .* 1, got 0"),
         ({"more": '[models]\nlarge = "models/large"'}, r"\[models\]: large must be a table, got 'models/large'"),
         ({"night": 'database = 5\n[models.a]\npath = "x"'}, "night.toml: database must be a string, got 5"),
@@ -222,6 +229,7 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
         ({"night": 'publish = "nowhere/copy.duckdb"' + NIGHT}, "publish: no folder .*nowhere"),
         ({"night": NIGHT.replace('file = "snippets"', "")}, r"\[workload 2\]: file is missing"),
         ({"night": NIGHT.replace('database = "team.duckdb"', "")}, "night.toml: database is missing"),
+        ({"night": 'name = "topics"\nmode = "score"'}, "night.toml is a workload's file, not a night's: .* --workload"),
         ({"more": "[models"}, "cannot be read as TOML"),
         ({"more": '[attach]\ncrm = "nowhere"'}, "attach: crm: nothing is at"),
         ({"more": '[[workload]]\nfile = "ranking"\nmodel = "big"'}, "'ranking' names model 'big'.* none of small"),

@@ -1,6 +1,7 @@
 """Counts that workers leave and a watcher shows."""
 
 import logging
+import math
 import threading
 import time
 from pathlib import Path
@@ -91,12 +92,13 @@ def test_without_a_terminal_there_are_log_lines(
         time.sleep(0.15)
         progress.add(step(300, 12_345))
         time.sleep(0.15)
+        progress.add(step(0, 55))
         progress.settle(300, 40)
         time.sleep(0.15)
     lines = [record.message for record in caplog.records]
     assert lines[0] == "snippets: 0 of 1,200 prompts, 0 tokens, 0 tokens/s, time left not known yet"
     assert any(line.startswith("snippets: 300 of 1,200 prompts, 12,345 tokens, ") for line in lines)
-    assert lines[-1].startswith("snippets: 300 of 1,200 prompts (40 failed), 12,345 tokens, ")
+    assert lines[-1].startswith("snippets: 300 of 1,200 prompts (40 failed), 12,400 tokens, ")
     assert lines[-1].endswith(" s left")
     assert (shown[0], shown[-1]) == (0, 300)
 
@@ -135,3 +137,13 @@ def test_the_time_left_is_right_from_the_first_line_on(expected_answer: int, loa
     bound = 1.5 if expected_answer == answer_tokens else 2.6  # until the first answers end, only a guess is known
     for left, truth in estimates:
         assert truth / bound <= left <= truth * bound, estimates
+
+
+def test_the_first_tokens_predict_nothing() -> None:
+    """They come in one lump, however long the step took that computed them."""
+    time_left = TimeLeft(PlannedWork(num_rows=100, num_prompt_tokens=10_000, answer_tokens=0))
+    assert math.isnan(time_left.update(Counts(), 20.0))
+    assert math.isnan(time_left.update(Counts(num_tokens=2_000), 20.5))
+    assert math.isnan(time_left.update(Counts(num_tokens=2_000), 21.0))
+    assert time_left.update(Counts(num_tokens=4_000), 24.5) == pytest.approx(12.0)
+    assert time_left.update(Counts(num_rows=100, num_tokens=10_000), 30.0) == 0.0

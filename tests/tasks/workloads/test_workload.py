@@ -8,7 +8,7 @@ import pytest
 from engine.errors import WorkloadError
 from tasks.answers.score import LabelScore, ScoreOutput
 from tasks.answers.text import Decoding, TextAnswer, TextOutput
-from tasks.workloads.workload import load_workload
+from tasks.workloads.workload import SHIPPED, load_workload
 
 GENERATE = """
 name = "titles"
@@ -222,11 +222,19 @@ def test_a_query_that_is_not_utf_8_is_named(folder: Path) -> None:
         load_workload(save(folder, GENERATE))
 
 
+@pytest.mark.parametrize("name", [path.stem for path in SHIPPED.glob("*.toml")])
+def test_a_document_needs_no_title(name: str) -> None:
+    assert load_workload(name).prompt.may_be_empty == ("title",)
+
+
 def test_a_workload_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
         WorkloadError, match=r"no workload 'snipets'.*shipped workloads: embeddings, facets, facts, ranking, snippets"
     ):
         load_workload("snipets")
+    (tmp_path / "night.toml").write_text('database = "x"\n[models.small]\npath = "x"')
+    with pytest.raises(WorkloadError, match=r"night\.toml: .*a night's file, not a workload's: batchloom nightly FILE"):
+        load_workload(tmp_path / "night.toml")
     with pytest.raises(WorkloadError, match=r"no file .*own\.toml"):
         load_workload(str(tmp_path / "own.toml"))
     with pytest.raises(WorkloadError, match="cannot be read"):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
 from engine import Engine, EngineConfig, Request
@@ -69,14 +70,19 @@ def write_mixture(file: Path, tokenizer_of: Path) -> None:
     writer.close()
 
 
-def test_experts_have_the_size_of_the_file(tmp_path: Path, smollm2_gguf: Path) -> None:
+def test_experts_have_the_size_of_the_file(
+    tmp_path: Path, smollm2_gguf: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """Kept quantized or unpacked, with the same answers."""
     file = tmp_path / "mixture.gguf"
     write_mixture(file, smollm2_gguf)
     assert read_json(resolve_checkpoint(file) / "config.json")["moe_intermediate_size"] == EXPERT_SIZE
     asked = [Request(request_id=str(n), token_ids=[20, 30, 40 + n] * 9, max_new_tokens=5) for n in range(3)]
     answers = []
+    caplog.set_level("INFO", "batchloom.engine")
     for dtype in ("auto", "bfloat16"):
         engine = Engine.load(file, EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=1 << 22))
         answers.append([completion.token_ids for completion in engine.generate(asked)])
     assert answers[0] == answers[1]
+    assert "it/s" not in capfd.readouterr().err, "no progress bar of transformers"
+    assert "unpacking the weights of mixture.gguf" in caplog.text
