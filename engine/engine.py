@@ -17,8 +17,9 @@ from engine.errors import BusyError, ConfigError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.lookup import make_lookup
 from engine.execution.output import Decoder, TokenSampler, complete
+from engine.execution.overlapped_run import run_overlapped
 from engine.execution.step_record import StepMetrics, StepRecord
-from engine.execution.step_runner import CommittedSteps, StepRunner, can_overlap, run_overlapped, run_steps
+from engine.execution.step_runner import CommittedSteps, StepRunner, can_overlap, run_steps
 from engine.execution.swap_space import make_swap_space
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter

@@ -13,8 +13,10 @@ import pyarrow.compute as pc
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.connection import MEMORY_LIMIT, connect, execute, fill_identifiers, restrict_sql, set_option
+from tasks.database.messages import explain
 from tasks.database.schema import check_requests, check_schema, list_relations
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
@@ -90,12 +92,17 @@ def read_requests(
         restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
         check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
-        rows = _select_rows(connection, workload, model_digest, full, choice)
-        texts = [name for name in rows.schema.names if name.startswith("text_")]
-        open_rows = _take_open(rows, texts, requests_schema(workload), counts)
-        ordered = sort_batches(open_rows, "sort_key", run_folder, hash_columns={name: f"hash_{name}" for name in texts})
-        path = Path(run_folder) / "requests.parquet"
-        requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, texts))
+        try:
+            rows = _select_rows(connection, workload, model_digest, full, choice)
+            texts = [name for name in rows.schema.names if name.startswith("text_")]
+            open_rows = _take_open(rows, texts, requests_schema(workload), counts)
+            ordered = sort_batches(
+                open_rows, "sort_key", run_folder, hash_columns={name: f"hash_{name}" for name in texts}
+            )
+            path = Path(run_folder) / "requests.parquet"
+            requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, texts))
+        except (duckdb.DataError, duckdb.ProgrammingError) as error:  # a value that the query cannot compute with
+            raise DatabaseError(f"{database}: in the query of workload {workload.name!r}: {explain(error)}") from error
     return ReadResult(requests=requests, num_selected=requests.num_rows, **counts)
 
 

@@ -1,7 +1,6 @@
-"""Connections to DuckDB files: waiting for the lock, quoting identifiers, restricting what SQL may read."""
+"""Connections to DuckDB files: quoting identifiers, restricting what SQL may read."""
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,11 +21,6 @@ CONNECTION_OPTIONS: Mapping[str, str | bool] = {
     "enable_progress_bar": False,
 }
 """Settings of DuckDB for each connection."""
-
-LOCK_MESSAGE = "Could not set lock on file"
-OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
-OTHER_FILE_MESSAGES = "Cannot launch in-memory database in read-only mode", "sqlite_scanner"
-"""DuckDB's for a file of another format that it reads as a table, such as Parquet or CSV, and for a SQLite file."""
 
 NO_DATABASE = "{} cannot be opened: not a valid DuckDB database file; name a DuckDB file, and others with --attach"
 
@@ -183,32 +177,6 @@ def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: fl
     try:
         return duckdb.connect(str(path), read_only=read_only)
     except duckdb.Error as error:
-        return _wait_and_open(path, error, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
+        from tasks.database.opening import wait_and_open  # imported only when needed
 
-
-def _wait_and_open(
-    path: Path, error: duckdb.Error, *, read_only: bool, lock_timeout_seconds: float
-) -> duckdb.DuckDBPyConnection:
-    """Open a file that could not be opened at once, because of `error`; waits while another process holds it. For
-    reading, a file that this process has open for writing is opened for writing, too."""
-    deadline = time.monotonic() + lock_timeout_seconds
-    wait_seconds = 0.02
-    while True:
-        message = str(error)
-        if any(part in message for part in OTHER_FILE_MESSAGES):
-            raise DatabaseError(NO_DATABASE.format(path)) from error
-        if OPEN_OTHERWISE_MESSAGE in message and read_only:
-            read_only = False
-        elif LOCK_MESSAGE not in message and OPEN_OTHERWISE_MESSAGE not in message:
-            raise DatabaseError(f"{path} cannot be opened: {explain(error)}") from error
-        elif time.monotonic() >= deadline:
-            holder = re.search(r"held in (.+?) \(PID (\d+)\)", message)
-            who = f"process {holder.group(2)} ({holder.group(1)})" if holder else "another user of this process"
-            raise DatabaseError(f"{path} is locked by {who}; waited {lock_timeout_seconds:g} s") from error
-        else:
-            time.sleep(min(wait_seconds, max(0.0, deadline - time.monotonic())))
-            wait_seconds = min(1.0, wait_seconds * 2)
-        try:
-            return duckdb.connect(str(path), read_only=read_only)
-        except duckdb.Error as again:
-            error = again
+        return wait_and_open(path, error, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)

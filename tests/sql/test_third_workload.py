@@ -166,6 +166,18 @@ def test_the_query_is_one_select(tickets: Any, topics: Path, query: str) -> None
     assert tickets.sql("select count(*) from tickets") == [(4,)]
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [("message::integer::varchar", "Conversion Error: "), ("error('no message')", "Invalid Input Error: no message")],
+)
+def test_a_value_that_the_query_cannot_compute_is_an_error_of_the_workload(
+    tickets: Any, topics: Path, value: str, why: str
+) -> None:
+    topics.with_name("select_tickets.sql").write_text(f"select ticket_id, subject, {value} as message from tickets")
+    with pytest.raises(DatabaseError, match=f"in the query of workload 'topics': {why}"):
+        tickets.prepare(load_workload(topics))
+
+
 @pytest.mark.parametrize("parameter", ["$number", "?", "$1"])
 @pytest.mark.parametrize("column", ["message", "{} as message"])
 def test_a_query_has_no_parameters(tickets: Any, topics: Path, parameter: str, column: str) -> None:

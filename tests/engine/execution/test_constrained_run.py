@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine import Engine, EngineConfig, Grammar, Request, StepRecord, Vocabulary, plan_prefix_groups
 from engine.execution.constrained_sampler import ConstrainedSampler
-from engine.execution.step_runner import run_overlapped, run_steps
+from engine.execution.overlapped_run import run_overlapped
+from engine.execution.step_runner import run_steps
 from engine.kernels.torch_output_layer import mask_logits
 from engine.model.pending_tokens import fill_in
 from engine.scheduling.admission import make_pool

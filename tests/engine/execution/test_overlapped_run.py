@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from engine import EngineConfig, Request, plan_prefix_groups
 from engine.execution.output import TokenSampler
-from engine.execution.step_runner import can_overlap, run_overlapped, run_steps
+from engine.execution.overlapped_run import run_overlapped
+from engine.execution.step_runner import can_overlap, run_steps
 from engine.kernels.draw import draw_tokens
 from engine.model.pending_tokens import fill_in
 from engine.scheduling.admission import make_pool

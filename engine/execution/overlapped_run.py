@@ -1,0 +1,33 @@
+"""The loop in which the host's part of a step overlaps the device's."""
+
+from engine.execution.output import PendingTokens, TokenSampler
+from engine.execution.step_runner import CommittedSteps, Forward
+from engine.scheduling.scheduler import Scheduler
+
+
+def run_overlapped(scheduler: Scheduler, forward: Forward, sampler: TokenSampler) -> CommittedSteps:
+    """Computes steps as `run_steps` does, but launches step n + 1 before the host waits for the tokens of step n.
+
+    See `run_steps`. Both steps run on one stream, so KV memory that the commit of step n frees is not written before
+    step n + 1 has read it. Step n is committed first where step n + 1 would have to preempt a request, or has nothing
+    to do. Where the tokens of step n decide which ones are allowed in step n + 1, step n is committed while the device
+    computes step n + 1.
+    """
+    launched: PendingTokens | None = None
+    while scheduler.num_unfinished or launched is not None:
+        previous, launched = launched, None
+        step = scheduler.schedule(may_preempt=previous is None)
+        if not step.is_empty:
+            if previous is None:
+                sampler.prepare(step)
+            hidden = forward(step.build_batch(), None if previous is None else previous.token_ids)
+            if previous is not None and sampler.needs_tokens(step):
+                scheduler.mark_computed(step)
+                tokens = previous.wait()
+                yield previous.step, scheduler.commit(previous.step, tokens)
+                previous = None
+            launched = sampler.sample(hidden, step)
+            scheduler.advance(step)
+        if previous is not None:
+            tokens = previous.wait()
+            yield previous.step, scheduler.commit(previous.step, tokens)

@@ -1,0 +1,51 @@
+"""Opens a DuckDB file that could not be opened at once."""
+
+import re
+import time
+from pathlib import Path
+
+import duckdb
+
+from engine.errors import DatabaseError
+from tasks.database.connection import NO_DATABASE
+from tasks.database.messages import explain
+
+LOCK_MESSAGE = "Could not set lock on file"
+OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
+OTHER_FILE_MESSAGES = "Cannot launch in-memory database in read-only mode", "sqlite_scanner"
+"""DuckDB's for a file of another format that it reads as a table, such as Parquet or CSV, and for a SQLite file."""
+
+
+def wait_and_open(
+    path: Path, error: duckdb.Error, *, read_only: bool, lock_timeout_seconds: float
+) -> duckdb.DuckDBPyConnection:
+    """Open a file that could not be opened at once.
+
+    Args:
+        error: why it could not.
+        read_only: a file that this process has open for writing is opened for writing, too.
+        lock_timeout_seconds: to wait while another process holds the file.
+    Raises:
+        DatabaseError: not a DuckDB file, locked (the message names the process id), or not readable.
+    """
+    deadline = time.monotonic() + lock_timeout_seconds
+    wait_seconds = 0.02
+    while True:
+        message = str(error)
+        if any(part in message for part in OTHER_FILE_MESSAGES):
+            raise DatabaseError(NO_DATABASE.format(path)) from error
+        if OPEN_OTHERWISE_MESSAGE in message and read_only:
+            read_only = False
+        elif LOCK_MESSAGE not in message and OPEN_OTHERWISE_MESSAGE not in message:
+            raise DatabaseError(f"{path} cannot be opened: {explain(error)}") from error
+        elif time.monotonic() >= deadline:
+            holder = re.search(r"held in (.+?) \(PID (\d+)\)", message)
+            who = f"process {holder.group(2)} ({holder.group(1)})" if holder else "another user of this process"
+            raise DatabaseError(f"{path} is locked by {who}; waited {lock_timeout_seconds:g} s") from error
+        else:
+            time.sleep(min(wait_seconds, max(0.0, deadline - time.monotonic())))
+            wait_seconds = min(1.0, wait_seconds * 2)
+        try:
+            return duckdb.connect(str(path), read_only=read_only)
+        except duckdb.Error as again:
+            error = again
