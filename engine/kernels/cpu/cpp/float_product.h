@@ -110,10 +110,9 @@ void project(const float* x, const float* packed, const float* bias, const float
 // As for bf16 in pair_product.h.
 void largest_column(const float* x, const float* packed, const float* bias, const uint32_t* allowed, int64_t* out,
                     int64_t num_rows, int64_t num_columns, int64_t depth) {
-  std::vector<Largest> largest(omp_get_max_threads() * num_rows);
-  multiply(FloatOperands(x, packed, depth), num_rows, num_columns,
-           ToLargest<float>{bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
-  choose_largest(largest, out, num_rows);
+  find_largest(allowed, out, num_rows, num_columns, AddBias<float>{bias}, [&](const auto& finish) {
+    multiply(FloatOperands(x, packed, depth), num_rows, num_columns, finish);
+  });
 }
 
 }  // namespace

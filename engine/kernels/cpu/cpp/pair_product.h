@@ -129,10 +129,9 @@ void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* re
 // out[row] = the arg max of x times packed weights, + bias, over the allowed columns; the lowest column on ties.
 void largest_column(const bf16* x, const bf16* packed, const bf16* bias, const uint32_t* allowed, int64_t* out,
                     int64_t num_rows, int64_t num_columns, int64_t depth) {
-  std::vector<Largest> largest(omp_get_max_threads() * num_rows);
-  multiply(PairOperands(x, packed, depth), num_rows, num_columns, 
-           ToLargest<bf16>{bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
-  choose_largest(largest, out, num_rows);
+  find_largest(allowed, out, num_rows, num_columns, AddBias<bf16>{bias}, [&](const auto& finish) {
+    multiply(PairOperands(x, packed, depth), num_rows, num_columns, finish);
+  });
 }
 
 }  // namespace

@@ -73,27 +73,47 @@ inline void choose_largest(const std::vector<Largest>& largest, int64_t* out, in
   }
 }
 
-// A Finish that updates the largest column of a row; the sums are not stored. T: the element type of the bias.
+// The Values of sums that are only biased. bias: [columns], or null.
 template <typename T>
-struct ToLargest {
+struct AddBias {
   const T* bias;
+
+  Lanes operator()(const float* sums, int64_t, int64_t column) const {
+    const Lanes values = load_lanes(sums);
+    return bias ? values + load_lanes(bias + column) : values;
+  }
+};
+
+// A Finish that updates the largest column of a row; the sums are not stored.
+// values(sums, row, column): the values of 16 columns, of which `column` is the first.
+template <typename Values>
+struct ToLargest {
+  Values values;
   AllowedColumns allowed;
   Largest* largest;  // [threads][rows]
   int64_t num_rows;
 
   bool needs(int64_t first_row, int count, int64_t panel) const { return allowed.needs(first_row, count, panel); }
 
-  void operator()(const float* sums, int64_t row, int64_t panel) const {
-    const int64_t column = panel * PANEL;
+  template <typename Sum>
+  void operator()(const Sum* sums, int64_t row, int64_t panel) const {
     const uint32_t columns = allowed.of(row, panel);
     Largest& best = largest[omp_get_thread_num() * num_rows + row];
-    for (int half = 0; half < 2; half++) {
-      Lanes values = load_lanes(sums + 16 * half);
-      if (bias) values += load_lanes(bias + column + 16 * half);
-      best.add(values, int(column) + 16 * half, columns >> 16 * half);
+    for (int first = 0; first < PANEL; first += 16) {
+      const int64_t column = panel * PANEL + first;
+      best.add(values(sums + first, row, column), int32_t(column), columns >> first);
     }
   }
 };
+
+// out[row] = the arg max of the values over the allowed columns; the lowest column on ties. multiply_to(finish) multiplies.
+template <typename Values, typename Multiply>
+void find_largest(const uint32_t* allowed, int64_t* out, int64_t num_rows, int64_t num_columns, const Values& values,
+                  const Multiply& multiply_to) {
+  std::vector<Largest> largest(omp_get_max_threads() * num_rows);
+  multiply_to(ToLargest<Values>{values, {allowed, num_columns / PANEL}, largest.data(), num_rows});
+  choose_largest(largest, out, num_rows);
+}
 
 // A block of sums for which `finish` has not been called yet.
 template <typename Sum>

@@ -134,21 +134,13 @@ struct QuadsToOutput {
   }
 };
 
-struct QuadsToLargest {
+// The Values of `ToLargest`.
+struct ScaledSums {
   const QuadWeights& weights;
   const float* row_scales;
-  AllowedColumns allowed;
-  Largest* largest;  // [threads][rows]
-  int64_t num_rows;
 
-  bool needs(int64_t first_row, int count, int64_t panel) const { return allowed.needs(first_row, count, panel); }
-
-  void operator()(const int32_t* sums, int64_t row, int64_t panel) const {
-    const uint32_t columns = allowed.of(row, panel);
-    const int32_t column = int32_t(panel * PANEL);
-    Largest& best = largest[omp_get_thread_num() * num_rows + row];
-    best.add(scaled(sums, weights, column, row_scales[row]), column, columns);
-    best.add(scaled(sums + 16, weights, column + 16, row_scales[row]), column + 16, columns >> 16);
+  Lanes operator()(const int32_t* sums, int64_t row, int64_t column) const {
+    return scaled(sums, weights, column, row_scales[row]);
   }
 };
 
@@ -164,10 +156,9 @@ void project(const ByteRows& x, const QuadWeights& weights, const bf16* residual
 // out[row] = the arg max of x times weights, + bias, over the allowed columns; the lowest column on ties.
 inline void largest_column(const ByteRows& x, const QuadWeights& weights, const uint32_t* allowed, int64_t* out, int64_t num_rows,
                            int64_t num_columns, int64_t depth) {
-  std::vector<Largest> largest(omp_get_max_threads() * num_rows);
-  multiply(QuadOperands(x.bytes, weights, depth), num_rows, num_columns,
-           QuadsToLargest{weights, x.scales, {allowed, num_columns / PANEL}, largest.data(), num_rows});
-  choose_largest(largest, out, num_rows);
+  find_largest(allowed, out, num_rows, num_columns, ScaledSums{weights, x.scales}, [&](const auto& finish) {
+    multiply(QuadOperands(x.bytes, weights, depth), num_rows, num_columns, finish);
+  });
 }
 
 }  // namespace

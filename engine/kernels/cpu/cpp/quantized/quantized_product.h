@@ -96,10 +96,9 @@ inline void project_experts(const Element* x, const QuantizedWeights& weights, E
 
 inline void largest_column(const Element* x, const QuantizedWeights& weights, const uint32_t* allowed, int64_t* out,
                            int64_t num_rows, int64_t num_columns, int64_t depth) {
-  std::vector<Largest> largest(omp_get_max_threads() * num_rows);
-  multiply(x, weights, {{0, num_rows, 0}}, num_columns, depth,
-           ToLargest<Element>{weights.bias, {allowed, num_columns / PANEL}, largest.data(), num_rows});
-  choose_largest(largest, out, num_rows);
+  find_largest(allowed, out, num_rows, num_columns, AddBias<Element>{weights.bias}, [&](const auto& finish) {
+    multiply(x, weights, {{0, num_rows, 0}}, num_columns, depth, finish);
+  });
 }
 
 }  // namespace
