@@ -3,7 +3,7 @@
 import argparse
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,20 +33,23 @@ def list_jobs(options: argparse.Namespace) -> Iterator[tuple[Source, list[Worklo
         if options.database is None or options.model is None:
             raise ConfigError("a workload needs --database and --model; a night file names them itself")
         attach = find_attachments(tuple(options.attach))
-        with connect(options.database, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS):
-            pass  # a wrong path fails here
-        given = (options.database, options.model, EngineConfig(), PlanSettings())
-        yield describe_source(*given, True, attach), [workload]
+        yield _describe(options.database, options.model, EngineConfig(), PlanSettings(), attach), [workload]
         return
     if options.database is not None or options.model is not None or options.attach:
         raise ConfigError("a night file names its database, models and attachments itself")
     plan = load_night(Path(options.workload))
-    with connect(plan.database, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS):
-        pass
     for wave in plan_waves(plan.steps):
         model, engine = plan.models[wave.model]
-        given = (plan.database, model, engine.to_config(), plan.tables.planning)
-        yield describe_source(*given, True, plan.attach), [plan.workloads[name] for name in wave.steps]
+        source = _describe(plan.database, model, engine.to_config(), plan.tables.planning, plan.attach)
+        yield source, [plan.workloads[name] for name in wave.steps]
+
+
+def _describe(
+    database: Path, model: str, engine: EngineConfig, planning: PlanSettings, attach: Mapping[str, str]
+) -> Source:
+    with connect(database, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS):
+        pass  # a wrong path fails here
+    return describe_source(database, model, engine, planning, True, attach)
 
 
 def _is_night(name: str) -> bool:

@@ -30,14 +30,14 @@ class ArtifactRef:
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[None]:
+def writing(path: str | Path, describe: Callable[[str | Path, OSError], str] = describe_write_error) -> Iterator[None]:
     """Turn an `OSError` in the block into an `ArtifactError` that says why the file or folder cannot be written."""
     try:
         yield
     except ArtifactError:
         raise
     except OSError as error:
-        raise ArtifactError(describe_write_error(path, error)) from error
+        raise ArtifactError(describe(path, error)) from error
 
 
 @contextmanager

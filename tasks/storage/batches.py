@@ -1,7 +1,7 @@
 """Streams of record batches: sorting, spooling for a second pass, cutting where a column changes."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice, pairwise
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from engine.errors import ArtifactError
+from tasks.storage.artifact import writing
 
 BATCH_ROWS = 1024
 
@@ -18,15 +18,9 @@ MOST_BYTES_IN_MEMORY = 16 << 20
 """Batches of more bytes are sorted, and spooled, on disk."""
 
 
-@contextmanager
-def needing_room(folder: str | Path) -> Iterator[None]:
+def needing_room(folder: str | Path) -> AbstractContextManager[None]:
     """Turn an `OSError` in the block into an `ArtifactError` that names the folder for temporary files."""
-    try:
-        yield
-    except ArtifactError:
-        raise
-    except OSError as error:
-        raise ArtifactError(f"{folder}: no room for temporary files there: {error}") from error
+    return writing(folder, lambda where, error: f"{where}: no room for temporary files there: {error}")
 
 
 @contextmanager
