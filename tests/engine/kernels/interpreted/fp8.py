@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+import triton
 
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from engine.kernels.attention_batch import AttentionBatch
@@ -33,6 +34,9 @@ from tests.engine.kernels.interpreted.layers import (
     launch_problems,
 )
 from tests.engine.kernels.twins import add_rms_norm_ref, rotate_and_write_kv_ref, swiglu_ref
+
+INTERPRETED_DTYPES = FP8_DTYPES if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8) else FP8_DTYPES[:1]
+"""The interpreter of older versions knows no fnuz formats, although their compilers do."""
 
 FP8_RELATIVE = 2.0**-4
 """Largest rounding error of a number of 3 mantissa bits."""
@@ -69,7 +73,7 @@ def new_rows(num_rows: int, size: int, dtype: torch.dtype) -> ScaledRows:
 def run_quantized_rows() -> tuple[list[str], float]:
     """The norm, SwiGLU and attention's result, in all magnitudes that a row can have."""
     findings = Findings()
-    for dtype, size in itertools.product(FP8_DTYPES, (16, 240, 1024, 2100)):
+    for dtype, size in itertools.product(INTERPRETED_DTYPES, (16, 240, 1024, 2100)):
         generator = torch.Generator().manual_seed(size)
         x = torch.randn(6, 2 * size, generator=generator)
         x *= torch.tensor([1e-6, 1.0, 1e4, 1.0, 0.0, 1.0])[:, None]
@@ -139,7 +143,7 @@ def run_kv() -> tuple[list[str], float]:
         ("relay", 6, 3, 128, 16, torch.bfloat16, {"softcap": 20.0}),
     )
     for number, (name, num_q_heads, num_kv_heads, head_dim, block_size, dtype, settings) in enumerate(shapes):
-        fp8 = FP8_DTYPES[number % 2]
+        fp8 = INTERPRETED_DTYPES[number % len(INTERPRETED_DTYPES)]
         where = f"{name}, {num_q_heads} over {num_kv_heads} heads of {head_dim}, {fp8}"
         batch, num_blocks = make_batch(mixed, block_size)
         backend = BACKENDS[name](
@@ -235,7 +239,7 @@ def run_fp8_layers() -> tuple[list[str], float]:
     hidden = torch.randn(batch.num_rows, 96, generator=generator)
     kv = torch.randn(3, 2, num_blocks, 16, num_kv_heads, head_dim, generator=generator)
     in_no_order = torch.tensor([batch.num_rows - 1, 3, 0, 3])
-    for has_extras, output_rows, fp8 in ((False, None, FP8_DTYPES[0]), (True, in_no_order, FP8_DTYPES[1])):
+    for has_extras, output_rows, fp8 in ((False, None, INTERPRETED_DTYPES[0]), (True, in_no_order, INTERPRETED_DTYPES[-1])):
         layers = end_with_norm([draw_layer(num_q_heads, num_kv_heads, head_dim, has_extras, seed) for seed in range(3)])
         backend = BACKENDS["fused"](
             num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=16, dtype=torch.float32,
