@@ -239,7 +239,10 @@ def run_fp8_layers() -> tuple[list[str], float]:
     hidden = torch.randn(batch.num_rows, 96, generator=generator)
     kv = torch.randn(3, 2, num_blocks, 16, num_kv_heads, head_dim, generator=generator)
     in_no_order = torch.tensor([batch.num_rows - 1, 3, 0, 3])
-    for has_extras, output_rows, fp8 in ((False, None, INTERPRETED_DTYPES[0]), (True, in_no_order, INTERPRETED_DTYPES[-1])):
+    for has_extras, output_rows, fp8 in (
+        (False, None, INTERPRETED_DTYPES[0]),
+        (True, in_no_order, INTERPRETED_DTYPES[-1]),
+    ):
         layers = end_with_norm([draw_layer(num_q_heads, num_kv_heads, head_dim, has_extras, seed) for seed in range(3)])
         backend = BACKENDS["fused"](
             num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=16, dtype=torch.float32,
