@@ -8,13 +8,14 @@ again         the worst cases of the grid, measured again
 flex          FlexAttention on some of the grid
 batches       whole batches in the shape of an 8B model, against a server's policies and transformers; profiles
 
-Each stage is a process with a time limit, so that a crash or a hang ends only that stage. Results are written as they
-come, one JSON file per stage. The same command again skips finished parts, continues unfinished ones and repeats failed
-ones. If device, versions or commit differ, a stage starts over.
+Each stage is a process with a time limit, so that a hang ends only that stage. Where a part crashes or loses the
+device, another process goes on with the parts after it. Results are written as they come, one JSON file per stage. The
+same command again skips finished parts, continues unfinished ones, and then repeats failed ones. If device, versions
+or commit differ, a stage starts over.
 
-A stage ends with 0: done, 1: something failed, 3: out of time, 124: killed at its limit, or a crash's own code. The
-program ends with 0 if all stages did, 1 if one failed, 3 if only time was short. `--tiny` runs everything on the CPU in
-Triton's interpreter (TRITON_INTERPRET=1), at sizes whose figures mean nothing.
+A stage ends with 0: done, 1: something failed, 3: out of time, 4: the device was lost, 124: killed at its limit, or a
+crash's own code. The program ends with 0 if all stages did, 1 if one failed, 3 if only time was short. `--tiny` runs
+everything on the CPU in Triton's interpreter (TRITON_INTERPRET=1), at sizes whose figures mean nothing.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.first_light.goals import print_goals
+from benchmarks.first_light.results import DONE, FAILED, LOST, TIMED_OUT, UNFINISHED, now, read_stage
 from benchmarks.measuring.result_file import write_result
 
 STAGE_MINUTES = {
@@ -43,44 +45,69 @@ LAST_SECONDS = 25.0
 LEAST_SECONDS = 10.0
 """A stage does not start with less time left."""
 
-TIMED_OUT = 124
-FAILED, UNFINISHED = 1, 3
-
 
 def run_stage(name: str, arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Run a stage in its own process, which is killed with all its children at the limit."""
-    print(f"== {name}, at most {seconds:.0f} s", flush=True)
+    """Run a stage, in another process after each part that crashes or loses the device."""
+    started = time.monotonic()
+    goes_on = False
+    while True:
+        left = seconds - (time.monotonic() - started)
+        print(f"== {name}, at most {left:.0f} s", flush=True)
+        exit_code = run_process(name, arguments, left, goes_on)
+        goes_on = note_crash(arguments.out, name, exit_code) or exit_code == LOST
+        left = seconds - (time.monotonic() - started)
+        if not goes_on or exit_code == TIMED_OUT or left < LEAST_SECONDS:
+            return {"exit_code": exit_code, "seconds": round(time.monotonic() - started, 1)}
+
+
+def run_process(name: str, arguments: argparse.Namespace, seconds: float, goes_on: bool) -> int:
+    """The exit code of a stage's process, which is killed with all its children at the limit."""
     begin = max(1.0, seconds - LAST_SECONDS)
     command = [
         sys.executable, "-m", "benchmarks.first_light", "--child", name, "--seconds", str(begin), "--out",
-        str(arguments.out.resolve()), *(["--tiny"] if arguments.tiny else []),
+        str(arguments.out.resolve()), *(["--tiny"] if arguments.tiny else []), *(["--goes-on"] if goes_on else []),
         *(["--commit", arguments.commit] if arguments.commit else []),
     ]  # fmt: skip
-    started = time.monotonic()
     process = subprocess.Popen(command, start_new_session=True)
     try:
-        exit_code = process.wait(seconds)
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
-        exit_code = TIMED_OUT
+        return TIMED_OUT
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # also processes that a crashed stage has started
         process.wait()
-    return {"exit_code": exit_code, "seconds": round(time.monotonic() - started, 1)}
+
+
+def note_crash(folder: Path, name: str, exit_code: int) -> bool:
+    """Note the part in which a stage's process ended as failed; whether there is one."""
+    found = read_stage(folder, name)
+    part = found.pop("running", None)
+    if part is None:
+        return False
+    why = "killed at the stage's limit" if exit_code == TIMED_OUT else f"its process ended with {exit_code}"
+    found["parts"][part] = {"failure": why, "at": now()}
+    write_result(folder / f"{name}.json", found | {"status": "failed"})
+    print(f"{part}: FAILED: {why}", flush=True)
+    return True
 
 
 def run_child(arguments: argparse.Namespace) -> int:
     """A stage, in this process."""
-    from benchmarks.first_light.stage_run import DONE, StageRun
+    from benchmarks.first_light.stage_run import LostDeviceError, StageRun
 
     stage = StageRun(
-        arguments.child, arguments.out, seconds=arguments.seconds, is_tiny=arguments.tiny, commit=arguments.commit
-    )
+        arguments.child, arguments.out, seconds=arguments.seconds, is_tiny=arguments.tiny, commit=arguments.commit,
+        goes_on=arguments.goes_on,
+    )  # fmt: skip
     if stage.is_done:
         print("done before", flush=True)
         return DONE
-    importlib.import_module(f"benchmarks.first_light.{arguments.child}").run(stage)
-    return stage.end()
+    try:
+        return stage.run_parts(importlib.import_module(f"benchmarks.first_light.{arguments.child}").run)
+    except LostDeviceError:
+        sys.stdout.flush()
+        os._exit(LOST)  # without what Python does at the end, which could wait for the device
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
@@ -97,6 +124,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="on the CPU in Triton's interpreter, for tests")
     parser.add_argument("--child", choices=STAGE_MINUTES, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--goes-on", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(command_line)
     if arguments.tiny and os.environ.get("TRITON_INTERPRET") != "1":
         parser.error("--tiny needs TRITON_INTERPRET=1 in the environment")

@@ -19,8 +19,8 @@ from benchmarks.first_light import again, flex
 from benchmarks.first_light.goals import goals, print_goals
 from benchmarks.first_light.host import PARTS, decode_step_ms
 from benchmarks.first_light.profile import summed
-from benchmarks.first_light.results import read_parts, read_stage
-from benchmarks.first_light.stage_run import DONE, FAILED, UNFINISHED, StageRun
+from benchmarks.first_light.results import DONE, FAILED, UNFINISHED, read_parts, read_stage
+from benchmarks.first_light.stage_run import StageRun
 from engine.kernels.triton.tuned import load_tuned
 from tests.interpreting import INTERPRETING
 
@@ -138,27 +138,97 @@ def stage_run(folder: Path, seconds: float = 60) -> StageRun:
 
 
 def test_a_stage_goes_on_where_it_ended(tmp_path: Path) -> None:
-    """Results are kept, failed parts are repeated, parts without time are measured."""
+    """Results are kept, parts without time are measured, failed parts are repeated after them."""
+    measured: list[str] = []
+
+    def value(name: str) -> int:
+        measured.append(name)
+        return len(measured)
+
+    def run(stage: StageRun) -> None:
+        stage.measure("a", lambda: value("a"))
+        stage.measure("b", fail if len(measured) < 2 else lambda: value("b"))
+        stage.measure("c", lambda: value("c"))
+
     first = stage_run(tmp_path)
-    assert first.measure("a", lambda: {"value": 1}) == {"value": 1}
-    assert first.measure("b", fail) is None
+    first.measure("a", lambda: value("a"))
+    first.measure("b", fail)
     assert first.end() == FAILED
     assert read_stage(tmp_path, "gate")["parts"]["b"]["failure"] == "RuntimeError: out of everything"
-    second = stage_run(tmp_path, seconds=0)
-    assert second.measure("a", fail) == {"value": 1}
-    assert second.measure("b", lambda: 2) is None
-    assert second.end() == FAILED
-    third = stage_run(tmp_path)
-    assert (third.measure("a", fail), third.measure("b", lambda: 2)) == ({"value": 1}, 2)
-    assert third.end() == DONE
+    assert stage_run(tmp_path, seconds=0).run_parts(run) == FAILED
+    assert measured == ["a"]
+    assert stage_run(tmp_path).run_parts(run) == DONE
+    assert measured == ["a", "c", "b"]
     assert stage_run(tmp_path).is_done
-    assert read_parts(tmp_path, "gate") == {"a": {"value": 1}, "b": 2}
+    assert read_parts(tmp_path, "gate") == {"a": 1, "c": 2, "b": 3}
 
 
 def test_a_stage_without_time_is_unfinished(tmp_path: Path) -> None:
     stage = stage_run(tmp_path, seconds=0)
     assert stage.measure("a", fail) is None
     assert stage.end() == UNFINISHED
+
+
+CHILD = """#!{python}
+import os, sys, types
+from dataclasses import replace
+from pathlib import Path
+import torch
+from benchmarks.first_light.__main__ import main
+
+def lose():
+    def synchronize(device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    torch.cuda.synchronize = synchronize
+    raise RuntimeError("CUDA error: unspecified launch failure")
+
+def run(stage):
+    stage.run = replace(stage.run, device=torch.device("cuda"))
+    log = Path(os.environ["LOG"])
+    for name in os.environ["PARTS"]:
+        def part():
+            is_first = name not in log.read_text()
+            log.write_text(log.read_text() + name)
+            if name == "b" and is_first:
+                {ending}
+        stage.measure(name, part)
+
+torch.cuda.synchronize = print
+sys.modules["benchmarks.first_light.gate"] = types.SimpleNamespace(run=run)
+sys.exit(main(sys.argv[3:]))
+"""
+"""A stage in place of Python's own `-m benchmarks.first_light`; the first time, its part b ends it."""
+
+
+@pytest.mark.parametrize(
+    ("ending", "failure"),
+    [
+        ("os.kill(os.getpid(), 11)", "its process ended with -11"),
+        ("lose()", "RuntimeError: CUDA error: unspecified launch failure"),
+    ],
+)
+def test_a_part_that_ends_its_process_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, failure: str
+) -> None:
+    """The parts after it are measured in the same call; it is repeated by the next one, after what is new."""
+    log, python, out = tmp_path / "log", tmp_path / "python", tmp_path / "out"
+    log.touch()
+    python.write_text(CHILD.format(python=sys.executable, ending=ending))
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    for name, value in (INTERPRETING | {"LOG": str(log), "PARTS": "abc", "PYTHONPATH": str(ROOT)}).items():
+        monkeypatch.setenv(name, value)
+    arguments = ["--out", str(out), "--tiny", "--stages", "gate"]
+    assert program.main(arguments) == FAILED
+    assert log.read_text() == "abc"
+    found = read_stage(out, "gate")
+    assert found["parts"]["b"]["failure"] == failure
+    assert found["parts"].keys() == {*"abc"}
+    assert found["status"] == "failed"
+    monkeypatch.setenv("PARTS", "abcd")
+    assert program.main(arguments) == DONE
+    assert log.read_text() == "abcdb"
+    assert read_stage(out, "gate")["status"] == "done"
 
 
 @pytest.mark.parametrize("stage", [again, flex])
