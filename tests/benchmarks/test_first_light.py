@@ -1,11 +1,9 @@
 """The program for the first minutes with a GPU, on the CPU: every stage runs, resumes, and may crash or hang alone."""
 
-import argparse
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -169,68 +167,6 @@ def test_a_stage_without_time_is_unfinished(tmp_path: Path) -> None:
     assert stage.end() == UNFINISHED
 
 
-CHILD = """#!{python}
-import os, sys, types
-from dataclasses import replace
-from pathlib import Path
-import torch
-from benchmarks.first_light.__main__ import main
-
-def lose():
-    def synchronize(device):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    torch.cuda.synchronize = synchronize
-    raise RuntimeError("CUDA error: unspecified launch failure")
-
-def run(stage):
-    stage.run = replace(stage.run, device=torch.device("cuda"))
-    log = Path(os.environ["LOG"])
-    for name in os.environ["PARTS"]:
-        def part():
-            is_first = name not in log.read_text()
-            log.write_text(log.read_text() + name)
-            if name == "b" and is_first:
-                {ending}
-        stage.measure(name, part)
-
-torch.cuda.synchronize = print
-sys.modules["benchmarks.first_light.gate"] = types.SimpleNamespace(run=run)
-sys.exit(main(sys.argv[3:]))
-"""
-"""A stage in place of Python's own `-m benchmarks.first_light`; the first time, its part b ends it."""
-
-
-@pytest.mark.parametrize(
-    ("ending", "failure"),
-    [
-        ("os.kill(os.getpid(), 11)", "its process ended with -11"),
-        ("lose()", "RuntimeError: CUDA error: unspecified launch failure"),
-    ],
-)
-def test_a_part_that_ends_its_process_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, failure: str
-) -> None:
-    """The parts after it are measured in the same call; it is repeated by the next one, after what is new."""
-    log, python, out = tmp_path / "log", tmp_path / "python", tmp_path / "out"
-    log.touch()
-    python.write_text(CHILD.format(python=sys.executable, ending=ending))
-    python.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(python))
-    for name, value in (INTERPRETING | {"LOG": str(log), "PARTS": "abc", "PYTHONPATH": str(ROOT)}).items():
-        monkeypatch.setenv(name, value)
-    arguments = ["--out", str(out), "--tiny", "--stages", "gate"]
-    assert program.main(arguments) == FAILED
-    assert log.read_text() == "abc"
-    found = read_stage(out, "gate")
-    assert found["parts"]["b"]["failure"] == failure
-    assert found["parts"].keys() == {*"abc"}
-    assert found["status"] == "failed"
-    monkeypatch.setenv("PARTS", "abcd")
-    assert program.main(arguments) == DONE
-    assert log.read_text() == "abcdb"
-    assert read_stage(out, "gate")["status"] == "done"
-
-
 @pytest.mark.parametrize("stage", [again, flex])
 def test_cases_that_were_not_measured_are_not_done_again(tmp_path: Path, stage: ModuleType) -> None:
     """Else the stage would count as done, and a later call would skip it."""
@@ -247,43 +183,6 @@ def test_another_commit_begins_anew(tmp_path: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "another"}))
     assert not stage_run(tmp_path).is_done
     assert stage_run(tmp_path).measure("a", lambda: 2) == 2
-
-
-@pytest.mark.parametrize(
-    ("body", "seconds", "exit_code"),
-    [("import os; os.kill(os.getpid(), 11)", 60, -11), ("import time; time.sleep(600)", 1, 124)],
-)
-def test_a_crash_and_a_hang_cost_their_stage_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, seconds: float, exit_code: int
-) -> None:
-    """The first stage ends badly, at its limit at the latest; the second one is run."""
-    python = tmp_path / "python"
-    python.write_text(f"#!{sys.executable}\nimport sys\nif 'gate' in sys.argv:\n    {body}\n")
-    python.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(program, "STAGE_MINUTES", {"gate": seconds / 60, "tuning": 1.0})
-    monkeypatch.setattr(program, "LEAST_SECONDS", 0.0)
-    started = time.monotonic()
-    out = tmp_path / "out"
-    assert program.main(["--out", str(out), "--stages", "gate", "tuning"]) == 1
-    assert time.monotonic() - started < 40
-    stages = json.loads((out / "stages.json").read_text())
-    assert (stages["gate"]["exit_code"], stages["tuning"]["exit_code"]) == (exit_code, 0)
-
-
-def test_what_a_stage_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/pid\nwait\n")
-    python.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(python))
-    arguments = argparse.Namespace(out=tmp_path, tiny=False, commit=None)
-    assert program.run_stage("gate", arguments, 6.0)["exit_code"] == 124
-    pid = int((tmp_path / "pid").read_text())
-    status = Path(f"/proc/{pid}/status")
-    deadline = time.monotonic() + 30
-    while not (not status.exists() or "zombie" in status.read_text()):  # a killed process is gone a moment later
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_goals_are_not_measured_until_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
