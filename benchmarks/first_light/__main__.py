@@ -8,19 +8,21 @@ again         the worst cases of the grid, measured again
 flex          FlexAttention on some of the grid
 batches       whole batches in the shape of an 8B model, against a server's policies and transformers; profiles
 
-Each stage is a process with a time limit, so that a hang ends only that stage. Where a part crashes or loses the
-device, another process goes on with the parts after it. Results are written as they come, one JSON file per stage. The
+Each stage is a process with a time limit. Where a part crashes, hangs or loses the device, another process goes on
+with the parts after it. Results are written as they come, one JSON file per stage. The
 same command again skips finished parts, continues unfinished ones, and then repeats failed ones. If device, versions
 or commit differ, a stage starts over.
 
-A stage ends with 0: done, 1: something failed, 3: out of time, 4: the device was lost, 124: killed at its limit, or a
-crash's own code. The program ends with 0 if all stages did, 1 if one failed, 3 if only time was short. `--tiny` runs
-everything on the CPU in Triton's interpreter (TRITON_INTERPRET=1), at sizes whose figures mean nothing.
+A stage ends with 0: done, 1: something failed, 3: out of time, 4: the device was lost, 124: killed at its limit, 125:
+killed in a part that took too long, or a crash's own code. The program ends with 0 if all stages did, 1 if one failed,
+3 if only time was short. `--tiny` runs everything on the CPU in Triton's interpreter (TRITON_INTERPRET=1), at sizes
+whose figures mean nothing.
 """
 
 import argparse
 import contextlib
 import importlib
+import math
 import os
 import signal
 import subprocess
@@ -31,13 +33,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.first_light.goals import print_goals
-from benchmarks.first_light.results import DONE, FAILED, LOST, TIMED_OUT, UNFINISHED, now, read_stage
+from benchmarks.first_light.results import DONE, FAILED, HUNG, LOST, TIMED_OUT, UNFINISHED, now, read_stage
 from benchmarks.measuring.result_file import write_result
 
 STAGE_MINUTES = {
     "environment": 2.0, "gate": 5.0, "tuning": 8.0, "attention": 8.0, "again": 1.5, "flex": 5.0, "batches": 9.5,
 }  # fmt: skip
 """By stage, its time limit in one call."""
+
+PART_MINUTES = {"environment": 1.8, "gate": 2.6, "attention": 1.0, "again": 1.0, "flex": 2.0, "batches": 2.5}
+"""By stage, after how long a part counts as hanging. Those of tuning take what time they are given."""
 
 LAST_SECONDS = 25.0
 """Time for a part that is running when no further part may start."""
@@ -47,21 +52,23 @@ LEAST_SECONDS = 10.0
 
 
 def run_stage(name: str, arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Run a stage, in another process after each part that crashes or loses the device."""
+    """Run a stage, in another process after each part that crashes, hangs or loses the device."""
     started = time.monotonic()
+    end_part(arguments.out, name, TIMED_OUT)  # of a call that was killed
     goes_on = False
     while True:
         left = seconds - (time.monotonic() - started)
         print(f"== {name}, at most {left:.0f} s", flush=True)
         exit_code = run_process(name, arguments, left, goes_on)
-        goes_on = note_crash(arguments.out, name, exit_code) or exit_code == LOST
+        goes_on = end_part(arguments.out, name, exit_code) or exit_code == LOST
         left = seconds - (time.monotonic() - started)
-        if not goes_on or exit_code == TIMED_OUT or left < LEAST_SECONDS:
+        if not goes_on or left < LEAST_SECONDS:
             return {"exit_code": exit_code, "seconds": round(time.monotonic() - started, 1)}
 
 
 def run_process(name: str, arguments: argparse.Namespace, seconds: float, goes_on: bool) -> int:
-    """The exit code of a stage's process, which is killed with all its children at the limit."""
+    """The exit code of a stage's process, which is killed with all its children at its limit or that of a part."""
+    ends = time.monotonic() + seconds
     begin = max(1.0, seconds - LAST_SECONDS)
     command = [
         sys.executable, "-m", "benchmarks.first_light", "--child", name, "--seconds", str(begin), "--out",
@@ -70,8 +77,11 @@ def run_process(name: str, arguments: argparse.Namespace, seconds: float, goes_o
     ]  # fmt: skip
     process = subprocess.Popen(command, start_new_session=True)
     try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
+        while (left := ends - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(min(left, 1.0))
+            if seconds_in_part(arguments.out, name) > 60 * PART_MINUTES.get(name, math.inf):
+                return HUNG
         return TIMED_OUT
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -79,17 +89,29 @@ def run_process(name: str, arguments: argparse.Namespace, seconds: float, goes_o
         process.wait()
 
 
-def note_crash(folder: Path, name: str, exit_code: int) -> bool:
-    """Note the part in which a stage's process ended as failed; whether there is one."""
+def seconds_in_part(folder: Path, name: str) -> float:
+    """How long a stage has been measuring the part that it measures now; 0 between parts."""
+    if "running" not in read_stage(folder, name):
+        return 0.0
+    return time.time() - (folder / f"{name}.json").stat().st_mtime  # the file was written when the part began
+
+
+def end_part(folder: Path, name: str, exit_code: int) -> bool:
+    """Note that a stage's process has ended, in a part if its file says so; whether that part has failed. It has not
+    where only the stage's time was over: the next call begins it again."""
     found = read_stage(folder, name)
     part = found.pop("running", None)
     if part is None:
         return False
-    why = "killed at the stage's limit" if exit_code == TIMED_OUT else f"its process ended with {exit_code}"
-    found["parts"][part] = {"failure": why, "at": now()}
-    write_result(folder / f"{name}.json", found | {"status": "failed"})
-    print(f"{part}: FAILED: {why}", flush=True)
-    return True
+    if exit_code != TIMED_OUT:
+        why = (
+            f"killed after {PART_MINUTES[name]} minutes" if exit_code == HUNG else f"its process ended with {exit_code}"
+        )
+        found["parts"][part] = {"failure": why, "at": now()}
+        found["status"] = "failed"
+        print(f"{part}: FAILED: {why}", flush=True)
+    write_result(folder / f"{name}.json", found)
+    return exit_code != TIMED_OUT
 
 
 def run_child(arguments: argparse.Namespace) -> int:

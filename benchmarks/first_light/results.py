@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-DONE, FAILED, UNFINISHED, LOST, TIMED_OUT = 0, 1, 3, 4, 124
+DONE, FAILED, UNFINISHED, LOST, TIMED_OUT, HUNG = 0, 1, 3, 4, 124, 125
 """Exit codes of a stage. An unfinished stage ran out of time; the same command continues it. A lost one has no device
-any more: after some errors every call of CUDA fails until the process ends. One that timed out was killed."""
+any more: after some errors every call of CUDA fails until the process ends. The last two were killed: at the stage's
+limit, and at that of a part."""
 
 
 def now() -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.first_light import __main__ as program
-from benchmarks.first_light.results import DONE, FAILED, read_stage
+from benchmarks.first_light.results import DONE, FAILED, HUNG, TIMED_OUT, read_stage
+from benchmarks.measuring.result_file import write_result
 from tests.interpreting import INTERPRETING
 
 ROOT = Path(__file__).parents[2]
 
 CHILD = """#!{python}
-import os, sys, types
+import os, sys, time, types
 from dataclasses import replace
 from pathlib import Path
 import torch
@@ -50,17 +52,19 @@ sys.exit(main(sys.argv[3:]))
     [
         ("os.kill(os.getpid(), 11)", "its process ended with -11"),
         ("lose()", "RuntimeError: CUDA error: unspecified launch failure"),
+        ("time.sleep(600)", "killed after 0.01 minutes"),
     ],
 )
 def test_a_part_that_ends_its_process_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, failure: str
 ) -> None:
-    """The parts after it are measured in the same call; it is repeated by the next one, after what is new."""
+    """The parts after it are measured in the same call; the next one repeats it, after what is new."""
     log, python, out = tmp_path / "log", tmp_path / "python", tmp_path / "out"
     log.touch()
     python.write_text(CHILD.format(python=sys.executable, ending=ending))
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(program, "PART_MINUTES", {"gate": 0.01})
     for name, value in (INTERPRETING | {"LOG": str(log), "PARTS": "abc", "PYTHONPATH": str(ROOT)}).items():
         monkeypatch.setenv(name, value)
     arguments = ["--out", str(out), "--tiny", "--stages", "gate"]
@@ -74,6 +78,19 @@ def test_a_part_that_ends_its_process_hides_no_other(
     assert program.main(arguments) == DONE
     assert log.read_text() == "abcdb"
     assert read_stage(out, "gate")["status"] == "done"
+
+
+@pytest.mark.parametrize("exit_code", [TIMED_OUT, HUNG])
+def test_a_part_for_which_the_stage_had_no_time_has_not_failed(tmp_path: Path, exit_code: int) -> None:
+    """The next call begins it again, in its place."""
+    write_result(tmp_path / "gate.json", {"parts": {"a": {"found": 1}}, "status": "begun", "running": "b"})
+    os.utime(tmp_path / "gate.json", (0, 0))
+    assert program.seconds_in_part(tmp_path, "gate") > 1e6
+    assert program.end_part(tmp_path, "gate", exit_code) == (exit_code == HUNG)
+    assert program.seconds_in_part(tmp_path, "gate") == 0
+    found = read_stage(tmp_path, "gate")
+    assert found["status"] == ("failed" if exit_code == HUNG else "begun")
+    assert ("b" in found["parts"]) == (exit_code == HUNG)
 
 
 @pytest.mark.parametrize(
