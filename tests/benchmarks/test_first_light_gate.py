@@ -4,11 +4,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from benchmarks.first_light.answers import Answering
+from benchmarks.first_light.gate import MOST_FP8_ERROR
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine import Engine, EngineConfig
+from engine.kernels.triton.layers.fp8 import quantize_weights
 
 
 @pytest.mark.parametrize(
@@ -36,3 +40,25 @@ def test_answers_without_graphs_do_not_pass_for_answers_with_them(
     answering._is_tiny = False
     with pytest.raises(WrongAnswerError, match=message):
         answering.with_graphs()
+
+
+def in_13_bits(sums: np.ndarray) -> np.ndarray:
+    """Sums whose significands are cut off after 13 bits."""
+    significand, exponent = np.frexp(sums)
+    return np.ldexp(np.trunc(significand * 2**13) / 2**13, exponent)
+
+
+def test_sums_of_few_bits_pass_and_a_product_without_scales_does_not() -> None:
+    """An accumulator of a bit less than those of Hopper's matrix units, at the depth of an 8B model's products."""
+    torch.manual_seed(0)
+    rows, weights = (quantize_weights(torch.randn(size, 14336), torch.float8_e4m3fn) for size in (16, 64))
+    left, right = rows.values.double().numpy(), weights.values.double().numpy()
+    scales = (rows.scales * weights.scales.t()).numpy()
+    exact, found = left @ right.T, np.zeros((16, 64))
+    for first in range(0, 14336, 32):
+        part = slice(first, first + 32)
+        found = in_13_bits(found + left[:, part] @ right[:, part].T)
+    bound = MOST_FP8_ERROR * np.abs(exact * scales).max()
+    assert 0.4 * bound < np.abs((found - exact) * scales).max() < bound
+    one_scale = rows.scales.mean().item() * weights.scales.mean().item()
+    assert np.abs(exact * (scales - one_scale)).max() > bound
