@@ -17,6 +17,7 @@ from benchmarks.first_light.results import DONE, FAILED, UNFINISHED, now, read_s
 from benchmarks.kernels.gpu import GpuRun, in_one_line, require_gpu
 from benchmarks.measuring.machine import commit
 from benchmarks.measuring.result_file import write_result
+from engine.device.gpu import has_failed
 
 
 class LostDeviceError(Exception):
@@ -127,7 +128,7 @@ class StageRun:
         parts[name] |= {"seconds": round(time.monotonic() - started, 2), "at": now()}
         del self._document["running"]
         write_result(self._file, self._document)
-        if "failure" in parts[name] and is_lost(self.run.device):
+        if "failure" in parts[name] and has_failed():
             raise LostDeviceError(name)
         return found
 
@@ -139,16 +140,6 @@ class StageRun:
         for name in self._left_out:
             print(f"no time was left for: {name}", flush=True)
         return FAILED if failed else UNFINISHED if self._left_out else DONE
-
-
-def is_lost(device: torch.device) -> bool:
-    """Whether the process cannot use the device any more, as after a kernel's access to memory that is not there."""
-    try:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    except Exception:
-        return True
-    return False
 
 
 def interpreted_run() -> GpuRun:
