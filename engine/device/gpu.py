@@ -29,7 +29,7 @@ def has_failed() -> bool:
     """Whether this process cannot use its GPU any more, as after a kernel's access to an address that is not mapped.
     Then every call fails until the process ends, with errors of torch, cuBLAS or Triton."""
     try:
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
     except RuntimeError:
         return True
