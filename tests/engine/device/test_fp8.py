@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine import EngineConfig
+from engine import Engine, EngineConfig
 from engine.device.placement import dtype_name, find_dtype
 from engine.errors import CapacityError, ConfigError
 from engine.kv.block_copies import BlockCopies
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.limits import check_kv_budget, check_weights
+from engine.model.model import Model
 from engine.model.model_shape import ModelShape
 from engine.simulation.device import DEVICES, Roofline, StepWork
 from tasks.forecast.hardware import choose_hardware
@@ -131,3 +132,22 @@ def test_a_product_without_a_kernel_for_scales_of_rows_is_scaled_afterwards(
     reason = "CUBLAS_STATUS_EXECUTION_FAILED"
     with pytest.raises(RuntimeError, match=reason):
         scaled_linear(rows, weights, bias, torch.bfloat16)
+
+
+def test_layers_wait_on_the_host_until_they_are_converted(tiny_llama: Path) -> None:
+    """A model may fit into a GPU's memory only in 8 bits; here the GPU is torch's device without memory."""
+    from engine.kernels.triton.layers.gpu_layers import weights_on
+
+    gpu = torch.device("meta")
+    model = Model.load(tiny_llama, dtype=torch.float8_e4m3fn, device=gpu, make_engine=Engine)
+    assert {weight.device.type for weight in model.base.layers.parameters()} == {"cpu"}
+    parts = [part for name, part in model.base.named_children() if name != "layers"]
+    tensors = [tensor for part in (*parts, model._head) for tensor in (*part.parameters(), *part.buffers())]
+    assert len(tensors) == 4
+    assert {tensor.device for tensor in tensors} == {gpu}
+    for layer in model._take_layers():
+        moved = weights_on(gpu, layer)
+        named = [moved.attention_norm, *moved.qkv, *moved.output, moved.mlp_norm, moved.gate, moved.up, moved.down]
+        assert {tensor.device for tensor in named if tensor is not None} == {gpu}
+        assert moved.scoring == layer.scoring
+    assert {type(layer) for layer in model.base.layers} == {torch.nn.Identity}, "each is freed before the next one"
