@@ -41,7 +41,7 @@ STAGE_MINUTES = {
 }  # fmt: skip
 """By stage, its time limit in one call."""
 
-PART_MINUTES = {"environment": 1.8, "gate": 2.6, "attention": 1.0, "again": 1.0, "flex": 2.0, "batches": 2.5}
+PART_MINUTES = {"environment": 1.8, "gate": 2.6, "attention": 1.0, "again": 1.0, "flex": 2.0, "batches": 3.5}
 """By stage, after how long a part counts as hanging. Those of tuning take what time they are given."""
 
 LAST_SECONDS = 25.0
