@@ -49,7 +49,7 @@ sys.exit(main(sys.argv[3:]))
     [
         ("os.kill(os.getpid(), 11)", "its process ended with -11"),
         ("lose()", "RuntimeError: CUDA error: unspecified launch failure"),
-        ("time.sleep(600)", "killed after 0.01 minutes"),
+        ("time.sleep(600)", "killed after 0.1 minutes"),
     ],
 )
 def test_a_part_that_ends_its_process_hides_no_other(
@@ -61,7 +61,7 @@ def test_a_part_that_ends_its_process_hides_no_other(
     python.write_text(CHILD.format(python=sys.executable, ending=ending))
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(program, "PART_MINUTES", {"gate": 0.01})
+    monkeypatch.setattr(program, "PART_MINUTES", {"gate": 0.1})
     for name, value in (INTERPRETING | {"LOG": str(log), "PARTS": "abc", "PYTHONPATH": str(ROOT)}).items():
         monkeypatch.setenv(name, value)
     arguments = ["--out", str(out), "--tiny", "--stages", "gate"]
