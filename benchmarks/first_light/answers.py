@@ -93,15 +93,19 @@ class Answering:
             "num_preempted": num_preempted,
         }  # fmt: skip
 
-    def with_graphs(self) -> dict[str, int]:
+    def with_graphs(self) -> dict[str, Any]:
         """Check that answers are the same with and without CUDA graphs.
 
         Raises:
-            WrongAnswerError: they differ.
+            WrongAnswerError: they differ, or a GPU captured no graph.
         """
         plain, _ = self._generate(self._engine("float32", cuda_graphs="never"))
-        self._require_same(self._engine("float32"), plain, "with CUDA graphs")
-        return {"num_answers": len(plain)}
+        engine = self._engine("float32")
+        self._require_same(engine, plain, "with CUDA graphs")
+        found = graph_figures(engine)
+        if not (self._is_tiny or found["num_graphs"]):
+            raise WrongAnswerError("no CUDA graph was captured")
+        return {"num_answers": len(plain)} | found
 
     def two_ranks(self) -> str:
         """Check that a model on two devices gives the answers of one device, with and without graphs.
@@ -126,7 +130,11 @@ class Answering:
         return Engine.load(self._folder, config)
 
     def _generate(self, engine: Engine, drawn: Mapping[str, Any] | None = None) -> tuple[list[list[int]], int]:
-        """The answers, and how many requests were preempted."""
+        """The answers, and how many requests were preempted.
+
+        Raises:
+            WrongAnswerError: a capture failed. The engine goes on without that graph, so no answer tells.
+        """
         requests = [
             Request(
                 request_id=str(index), token_ids=token_ids, max_new_tokens=self._num_new, ignore_eos=True,
@@ -137,6 +145,8 @@ class Answering:
         groups = plan_prefix_groups(self._prompts, block_size=engine.config.shared_block_size)
         steps: list[StepRecord] = []
         found = {answer.request_id: answer for answer in engine.run_plan(requests, groups, on_step=steps.append)}
+        if failures := graph_figures(engine)["failures"]:
+            raise WrongAnswerError(f"{len(failures)} captures of CUDA graphs failed: {failures[0]}")
         answers = [list(map(int, found[request.request_id].token_ids)) for request in requests]
         return answers, sum(step.num_preempted_requests for step in steps)
 
@@ -144,6 +154,19 @@ class Answering:
         for run_number in range(self._num_repeats):
             if self._generate(engine)[0] != plain:
                 raise WrongAnswerError(f"run {run_number} {how} gives other answers than without")
+
+
+def graph_figures(engine: Engine) -> dict[str, Any]:
+    """How many CUDA graphs an engine has captured, the mean and the longest time of a capture on the host, and why
+    captures failed."""
+    graphs = engine._runner.graphs
+    taken_ms, failures = ([], []) if graphs is None else (graphs.capture_ms, graphs.failures)
+    return {
+        "num_graphs": len(taken_ms) - len(failures),
+        "mean_capture_ms": round(sum(taken_ms) / max(len(taken_ms), 1), 2),
+        "longest_capture_ms": round(max(taken_ms, default=0.0), 2),
+        "failures": failures,
+    }
 
 
 def _prompts(vocab_size: int, num_prompts: int) -> list[list[int]]:

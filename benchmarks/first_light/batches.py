@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.first_light.answers import graph_figures
 from benchmarks.first_light.profile import profiled
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.first_light.tuning import tuned_launches
@@ -183,7 +184,8 @@ def _timed(engine: Any, batch: Batch, rounds: tuple[int, int], lab: Lab, ceiling
     )["engine"]  # fmt: skip
     if not isinstance(found, Timed):
         raise PeerError(found)
-    return {"shape": batch.shape} | figures(found, batch, lab.model_shape, ceilings)
+    graphs = {"graphs": graph_figures(engine._engine)} if isinstance(engine, BatchloomEngine) else {}
+    return {"shape": batch.shape} | figures(found, batch, lab.model_shape, ceilings) | graphs
 
 
 def _profiles(lab: Lab) -> Iterator[tuple[str, Batch]]:

@@ -45,6 +45,12 @@ assert (draw_tokens(logits, settings) == draw_tokens_ref(logits, settings)).all(
 """A draw of each kind, for compute-sanitizer."""
 
 
+MOST_FP8_ERROR = 0.05
+"""Largest error of a product in fp8, as a share of its largest number. Hopper's matrix units keep about 14 bits of a
+sum: simulated, 1.2 % at a depth of 14,336; measured by others up to 2 % at 4,096 (DeepSeek-V3, section 3.3.2). A wrong
+scale or row is off by far more."""
+
+
 def run(stage: StageRun) -> None:
     for case in (TINY_CASE,) if stage.is_tiny else check_cases():
         stage.measure(f"tiles: {case.name}", partial(_tiles, case, stage.run.device))
@@ -179,7 +185,7 @@ def _fp8_products(stage: StageRun) -> dict[str, float] | str:
             exact = (rows.values.float() * rows.scales) @ (weights.values.float() * weights.scales).t()
             found = scaled_linear(rows, weights, None, torch.bfloat16).float()
             errors.append(float((found - exact).abs().max() / exact.abs().max()))
-            if not errors[-1] < 0.02:
+            if not errors[-1] < MOST_FP8_ERROR:
                 raise WrongAnswerError(f"{num_rows} rows, matrix {columns} x {depth}: wrong by a share of {errors[-1]}")
     return {"num_products": len(errors), "largest_error": max(errors)}
 

@@ -1,8 +1,19 @@
-"""Reads the result files of stages; imports nothing that takes seconds."""
+"""The result files of stages, and how stages end; imports nothing that takes seconds."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
+
+DONE, FAILED, UNFINISHED, LOST, TIMED_OUT, HUNG = 0, 1, 3, 4, 124, 125
+"""Exit codes of a stage. An unfinished stage ran out of time; the same command continues it. A lost one has no device
+any more: after some errors every call of CUDA fails until the process ends. The last two were killed: at the stage's
+limit, and at that of a part."""
+
+
+def now() -> str:
+    """The time, UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def read_stage(folder: Path, name: str) -> dict[str, Any]:

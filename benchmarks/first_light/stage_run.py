@@ -13,17 +13,25 @@ from typing import Any
 import torch
 import triton
 
-from benchmarks.first_light.results import read_stage
+from benchmarks.first_light.results import DONE, FAILED, UNFINISHED, now, read_stage
 from benchmarks.kernels.gpu import GpuRun, in_one_line, require_gpu
 from benchmarks.measuring.machine import commit
 from benchmarks.measuring.result_file import write_result
+from engine.device.gpu import has_failed
 
-DONE, FAILED, UNFINISHED = 0, 1, 3
-"""Exit codes of a stage. An unfinished stage ran out of time; the same command continues it."""
+
+class LostDeviceError(Exception):
+    """A part has failed, which is recorded, and the process cannot use the device any more."""
 
 
 class StageRun:
     """Measures the parts of a stage, and skips those that its file holds already.
+
+    A part that failed in an earlier call is measured again when all others have been, so that a part that crashes or
+    hangs each time hides no other. What failed in this call is not repeated in it.
+
+    Args:
+        goes_on: after a process of the same call that ended within a part.
 
     Attributes:
         run: the device, its versions and the commit; a file with others is started over.
@@ -31,7 +39,16 @@ class StageRun:
         seconds_left: time in which a part may start.
     """
 
-    def __init__(self, name: str, folder: Path, *, seconds: float, is_tiny: bool, commit: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        seconds: float,
+        is_tiny: bool,
+        commit: str | None = None,
+        goes_on: bool = False,
+    ) -> None:
         self.is_tiny = is_tiny
         self.folder = folder
         run = interpreted_run() if is_tiny else require_gpu("benchmarks.first_light")
@@ -48,6 +65,9 @@ class StageRun:
         before = read_stage(folder, name)
         if all(before.get(key) == value for key, value in self._origin.items()):
             self._document = before
+        if not goes_on:
+            self._document["failed_before"] = self._failed
+        self._is_repeating = False
 
     @property
     def seconds_left(self) -> float:
@@ -57,17 +77,42 @@ class StageRun:
     def is_done(self) -> bool:
         return bool(self._document["status"] == "done")
 
+    @property
+    def _failed(self) -> list[str]:
+        return [name for name, part in self._document["parts"].items() if "failure" in part]
+
+    def run_parts(self, run: Callable[["StageRun"], None]) -> int:
+        """Measure the parts of a stage, those that failed before at last; returns its exit code.
+
+        Args:
+            run: calls `measure` for each part.
+        Raises:
+            LostDeviceError: see there.
+        """
+        run(self)
+        if self._document["failed_before"]:
+            self._is_repeating = True
+            run(self)
+        return self.end()
+
     def measure(self, name: str, part: Callable[[], Any]) -> Any:
         """Keep the result of `part`, or its error; returns None if it failed or no time was left.
 
-        A part in the file is not measured again, unless it failed.
+        Raises:
+            LostDeviceError: see there.
         """
-        parts = self._document["parts"]
-        if name in parts and "failure" not in parts[name]:
-            return parts[name]["found"]
+        parts, failed_before = self._document["parts"], self._document["failed_before"]
+        is_repeated = self._is_repeating and name in failed_before
+        if name in parts and not is_repeated:
+            return parts[name].get("found")
         if self.seconds_left <= 0:
-            self._left_out.append(name)
+            if name not in self._left_out:
+                self._left_out.append(name)
             return None
+        if is_repeated:
+            failed_before.remove(name)
+        self._document |= {"status": "begun", "running": name}
+        write_result(self._file, self._document)
         started = time.monotonic()
         try:
             found = part()
@@ -80,16 +125,16 @@ class StageRun:
             found = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
             parts[name] = {"found": found}
             print(f"{name}: {json.dumps(found)[:600]}", flush=True)
-        parts[name] |= {
-            "seconds": round(time.monotonic() - started, 2),
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
+        parts[name] |= {"seconds": round(time.monotonic() - started, 2), "at": now()}
+        del self._document["running"]
         write_result(self._file, self._document)
+        if "failure" in parts[name] and has_failed():
+            raise LostDeviceError(name)
         return found
 
     def end(self) -> int:
         """Write how the stage ended; returns its exit code."""
-        failed = [name for name, part in self._document["parts"].items() if "failure" in part]
+        failed = self._failed
         self._document["status"] = "failed" if failed else "unfinished" if self._left_out else "done"
         write_result(self._file, self._document)
         for name in self._left_out:

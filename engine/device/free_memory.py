@@ -15,7 +15,8 @@ def free_memory_bytes(device: "torch.device") -> int:
     if device.type != "cpu":
         import torch
 
-        return int(torch.cuda.mem_get_info(device)[0])
+        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # freed, kept by torch
+        return int(torch.cuda.mem_get_info(device)[0]) + reusable
     free = _meminfo_available_bytes()
     group = Path("/sys/fs/cgroup")
     try:

@@ -1,4 +1,4 @@
-"""Checks of a GPU: whether it exists, and which 8-bit floating-point format it computes."""
+"""Checks of a GPU: whether it exists, works, and which 8-bit floating-point format it computes."""
 
 import os
 
@@ -23,6 +23,17 @@ def check_gpu(name: str) -> None:
     num_gpus = torch.cuda.device_count()
     if device.index is not None and device.index >= num_gpus:
         raise ConfigError(f"device {name!r}: torch finds {num_gpus} here, the last is 'cuda:{num_gpus - 1}'")
+
+
+def has_failed() -> bool:
+    """Whether this process cannot use its GPU any more, as after a kernel's access to an address that is not mapped.
+    Then every call fails until the process ends, with errors of torch, cuBLAS or Triton."""
+    try:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def find_fp8(device: torch.device) -> torch.dtype:

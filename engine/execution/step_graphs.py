@@ -9,6 +9,7 @@ The first step of a bucket runs eagerly, which compiles kernels and sizes worksp
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -105,6 +106,10 @@ class StepGraphs:
         buckets: see `find_buckets`.
         max_model_len: longest prompt plus answer, in tokens.
         make_graph: makes a new graph that shares the memory of another, or of none; by default a `DeviceGraph`.
+
+    Attributes:
+        capture_ms: the host's time for each capture, failed ones included.
+        failures: why captures failed, in a line each.
     """
 
     def __init__(
@@ -124,7 +129,8 @@ class StepGraphs:
         self._make_graph = make_graph or partial(DeviceGraph, torch.cuda.Stream(model.device))  # type: ignore
         self._sizes = buckets
         self._buckets: dict[tuple[int, str, bool], _Bucket] = {}
-        self._has_warned = False
+        self.capture_ms: list[float] = []
+        self.failures: list[str] = []
         self._scratch = backend.make_scratch(self._capacity(buckets[-1]))
         self._numbers = torch.zeros(2 * buckets[-1], dtype=torch.int64, device=model.device)
         shape = (buckets[-1], model.hidden_size)
@@ -171,15 +177,17 @@ class StepGraphs:
     def _capture(self, bucket: _Bucket) -> DeviceGraph | None:
         """The bucket's graph; None where the capture fails, for lack of memory or of support by device or driver."""
         graph = self._make_graph(next((other.graph for other in self._buckets.values() if other.graph), None))
+        started = time.perf_counter()
         try:
             graph.capture(lambda: self._compute(bucket))
         except Exception as error:  # Triton's errors have no common base class
             cause = error.__context__ or error  # ending a failed capture raises, too; the first error says more
-            reason = (str(cause).strip().splitlines() or [""])[0]
-            if not self._has_warned:
-                LOGGER.warning("going on without a CUDA graph of %d rows: %s", bucket.num_rows, reason)
-            self._has_warned = True
+            self.failures.append((str(cause).strip().splitlines() or [""])[0])
+            if len(self.failures) == 1:
+                LOGGER.warning("going on without a CUDA graph of %d rows: %s", bucket.num_rows, self.failures[0])
             return None
+        finally:
+            self.capture_ms.append((time.perf_counter() - started) * 1e3)
         return graph
 
     def _compute(self, bucket: _Bucket) -> None:

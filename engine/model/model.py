@@ -109,15 +109,20 @@ class Model:
 
         Args:
             model: a checkpoint folder, GGUF file or hub id, or a loaded model.
-            dtype: of weights, KV and computation. For 8-bit formats `use_layers_of` converts bfloat16 weights.
+            dtype: of weights, KV and computation. For 8-bit formats `use_layers_of` converts bfloat16 weights. Those of
+                layers are on the host until then, since a GPU may have no room for them.
             make_engine: makes an engine that proves an architecture that is not plain, before weights are read.
         Raises:
             ModelError: not readable, or refused by `engine.model.proof.probe.prove`.
         """
-        kv_dtype, dtype = dtype, torch.bfloat16 if dtype.itemsize == 1 else dtype
+        kv_dtype, place = dtype, device
+        if dtype.itemsize == 1:
+            dtype, place = torch.bfloat16, torch.device("cpu")
         source = resolve_checkpoint(model) if isinstance(model, (str, Path)) else model
         if isinstance(source, Path) and (plain := read_plain_config(source)) is not None:
-            loaded, has_output_layer = load_plain(source, plain, dtype=dtype, device=device)
+            loaded, has_output_layer = load_plain(source, plain, dtype=dtype, device=place)
+            for part in (loaded.lm_head, loaded.model.embed_tokens, loaded.model.norm, loaded.model.rotary_emb):
+                part.to(device)
         else:
             from engine.model.stock_model import load_stock  # seconds to import
 
@@ -197,12 +202,8 @@ class Model:
         Args:
             input_ids, positions: int64 ``[T]``.
         """
-        inputs = {
-            "input_ids": input_ids.unsqueeze(0),
-            "position_ids": positions.unsqueeze(0),
-            "use_cache": False,
-            "attention_step": step,
-        }
+        inputs: dict[str, Any] = {"use_cache": False, "attention_step": step}
+        inputs |= {"input_ids": input_ids.unsqueeze(0), "position_ids": positions.unsqueeze(0)}
         if self.is_compiled:
             from engine.model.compiling import compute_compiled
 
@@ -235,9 +236,7 @@ class Model:
 
 def kv_shape_of(config: Any, dtype: torch.dtype) -> KVShape:
     """The KV shape of a text model with this config."""
-    windows: tuple[int, ...] = ()
-    if getattr(config, "sliding_window", None):
-        windows = find_kept_windows(config.to_dict())
+    windows = find_kept_windows(config.to_dict()) if getattr(config, "sliding_window", None) else ()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return KVShape(
         num_layers=int(config.num_hidden_layers),

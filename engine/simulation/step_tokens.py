@@ -50,7 +50,10 @@ def fill_in(
     except ModelError:  # an architecture whose sizes have other names
         shape = None
     rates = match_device(properties.name, properties.total_memory)
-    config = resolve_step_tokens(config, rates, shape, free_memory_bytes(device))
+    free_bytes = free_memory_bytes(device)
+    if config.dtype == "fp8" and shape is not None:  # the layers are on the host until they are converted
+        free_bytes = max(0, free_bytes - ModelShape.from_config(settings, dtype="fp8").weight_bytes)
+    config = resolve_step_tokens(config, rates, shape, free_bytes)
     if shard is not None:
         config = replace(config, max_num_batched_tokens=shard.agree(config.step_tokens))
     LOGGER.info("max_num_batched_tokens is %s on %s", config.max_num_batched_tokens, properties.name)

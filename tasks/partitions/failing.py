@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine.completion import Completion
+from engine.device.gpu import has_failed
 from engine.errors import BatchloomError, DeviceError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
@@ -119,10 +120,13 @@ def _split(prompts: npt.NDArray[np.int64], group_of_prompt: npt.NDArray[np.int64
 
 def judge_failure(error: Exception) -> Failure:
     """The failure that an error of the model stands for; raises `DeviceError` if the device is unusable from now on."""
-    reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
-    if isinstance(error, torch.AcceleratorError):
-        raise DeviceError(f"the device fails: {reason}") from error
-    return Failure(reason=reason, is_out_of_memory=is_out_of_memory(error))
+    failure = Failure(
+        reason=f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}",
+        is_out_of_memory=is_out_of_memory(error),
+    )
+    if not failure.is_out_of_memory and (isinstance(error, torch.AcceleratorError) or has_failed()):
+        raise DeviceError(f"the device fails: {failure.reason}") from error
+    return failure
 
 
 def check_other_rows(job: InferJob) -> None:

@@ -12,6 +12,9 @@ MOST_HALVINGS = 4
 LEAST_BATCHED_TOKENS = 16
 LEAST_KV_BYTES = 64 * 1024**2
 
+SIGNS = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+"""Parts of the messages of other errors: torch's on the host, the driver's (through torch or Triton), cuBLAS's."""
+
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory of device or host ran out. A budget that is too small for its work is not meant."""
@@ -19,9 +22,8 @@ def is_out_of_memory(error: Exception) -> bool:
 
     if isinstance(error, BatchloomError):
         return isinstance(error, OutOfMemoryError)
-    # On the host, torch raises a plain RuntimeError.
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
     )
 
 

@@ -21,6 +21,7 @@ from engine.model.layers import TiedEmbedding
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import EngineSettings
+from tasks.partitions.failing import judge_failure
 from tasks.runs.infer_job import FailurePolicy
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -142,6 +143,34 @@ def test_a_device_that_fails_ends_the_run_at_once(nights: Any) -> None:
     ):
         nights.run("snippets", failures=AT_ONCE)
     assert spoiler.num_forwards == 1
+
+
+def test_a_device_that_failed_is_told_by_any_error_after_it(nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later launch fails with an error of Triton or cuBLAS, for which no row is to blame."""
+
+    def synchronize() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with (
+        spoiled(lambda token_ids: RuntimeError("Triton Error [CUDA]: an illegal memory access")) as spoiler,
+        pytest.raises(DeviceError, match=r"the device fails: RuntimeError: Triton Error \[CUDA\]: an illegal"),
+    ):
+        nights.run("snippets", failures=AT_ONCE)
+    assert spoiler.num_forwards == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_a_device_without_memory_has_not_failed(error: Exception) -> None:
+    assert judge_failure(error).is_out_of_memory
 
 
 def test_out_of_memory_on_the_device_lowers_the_budget_and_goes_on(

@@ -16,7 +16,7 @@ from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
 from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.layers.fp8 import head_dim_of
-from engine.kernels.triton.layers.gpu_layers import Fp8Layer, GpuLayer
+from engine.kernels.triton.layers.gpu_layers import Fp8Layer, GpuLayer, weights_on
 from engine.kernels.triton.tile_jobs import MOST_BLOCKS
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
@@ -148,7 +148,7 @@ class TritonAttention(ABC):
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers with few launches; None if `GpuLayer` does not support the model's layers."""
         if self.fp8 is not None:
-            return LayerByLayer(Fp8Layer(self, layer, self.fp8) for layer in weights)
+            return LayerByLayer(Fp8Layer(self, weights_on(self.device, layer), self.fp8) for layer in weights)
         return LayerByLayer(GpuLayer(self, layer) for layer in weights) if self.has_layers else None
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:

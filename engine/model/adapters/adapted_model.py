@@ -57,6 +57,7 @@ class AdaptedModel(Model):
         use."""
         self._choose(adapter)
         if self.has_replaced_layers:
+            del self.base.layers  # beside the base, the device may have no room for both
             layers = backend.make_layers(self._take_layers())
             assert layers is not None, "the backend has made layers before"
             self.base.layers = nn.ModuleList([self.join_layers(layers)])

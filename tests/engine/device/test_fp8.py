@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine import EngineConfig
+from engine import Engine, EngineConfig
 from engine.device.placement import dtype_name, find_dtype
 from engine.errors import CapacityError, ConfigError
 from engine.kv.block_copies import BlockCopies
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.limits import check_kv_budget, check_weights
+from engine.model.model import Model
 from engine.model.model_shape import ModelShape
 from engine.simulation.device import DEVICES, Roofline, StepWork
 from tasks.forecast.hardware import choose_hardware
@@ -110,17 +111,21 @@ def test_a_kv_budget_is_judged_by_the_format(tiny_llama: Path) -> None:
 def test_a_product_without_a_kernel_for_scales_of_rows_is_scaled_afterwards(
     monkeypatch: pytest.MonkeyPatch, has_bias: bool
 ) -> None:
-    from engine.kernels.triton.layers.fp8 import quantize_weights, scaled_linear
+    from engine.kernels.triton.layers.fp8 import _SCALED_AFTERWARDS, quantize_weights, scaled_linear
 
+    _SCALED_AFTERWARDS.clear()
     torch.manual_seed(1)
     rows, weights = (quantize_weights(torch.randn(size, 64), torch.float8_e4m3fn) for size in (3, 48))
     bias = torch.randn(48).bfloat16() if has_bias else None
     exact = (rows.values.double() * rows.scales) @ (weights.values.double() * weights.scales).t()
     exact = exact if bias is None else exact + bias
     product, reason = torch._scaled_mm, "CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic(...)`"
+    num_refused = 0
 
     def product_of_one_scale(*factors: torch.Tensor, scale_a: torch.Tensor, **how: object) -> torch.Tensor:
+        nonlocal num_refused
         if scale_a.numel() > 1:
+            num_refused += 1
             raise RuntimeError(f"CUDA error: {reason}")
         return product(*factors, scale_a=scale_a, **how)
 
@@ -128,6 +133,28 @@ def test_a_product_without_a_kernel_for_scales_of_rows_is_scaled_afterwards(
     found = scaled_linear(rows, weights, bias, torch.bfloat16)
     assert found.dtype == torch.bfloat16
     assert torch.allclose(found.double(), exact, rtol=2**-8, atol=1e-4)
+    assert torch.equal(scaled_linear(rows, weights, bias, torch.bfloat16), found)
+    assert num_refused == 1, "torch is asked once"
     reason = "CUBLAS_STATUS_EXECUTION_FAILED"
     with pytest.raises(RuntimeError, match=reason):
-        scaled_linear(rows, weights, bias, torch.bfloat16)
+        scaled_linear(weights, weights, bias, torch.bfloat16)
+    _SCALED_AFTERWARDS.clear()
+
+
+def test_layers_wait_on_the_host_until_they_are_converted(tiny_llama: Path) -> None:
+    """A model may fit into a GPU's memory only in 8 bits; here the GPU is torch's device without memory."""
+    from engine.kernels.triton.layers.gpu_layers import weights_on
+
+    gpu = torch.device("meta")
+    model = Model.load(tiny_llama, dtype=torch.float8_e4m3fn, device=gpu, make_engine=Engine)
+    assert {weight.device.type for weight in model.base.layers.parameters()} == {"cpu"}
+    parts = [part for name, part in model.base.named_children() if name != "layers"]
+    tensors = [tensor for part in (*parts, model._head) for tensor in (*part.parameters(), *part.buffers())]
+    assert len(tensors) == 4
+    assert {tensor.device for tensor in tensors} == {gpu}
+    for layer in model._take_layers():
+        moved = weights_on(gpu, layer)
+        named = [moved.attention_norm, *moved.qkv, *moved.output, moved.mlp_norm, moved.gate, moved.up, moved.down]
+        assert {tensor.device for tensor in named if tensor is not None} == {gpu}
+        assert moved.scoring == layer.scoring
+    assert {type(layer) for layer in model.base.layers} == {torch.nn.Identity}, "each is freed before the next one"

@@ -106,7 +106,9 @@ def check_what_has_no_graph(model: str, requests: list[Request], expected: dict[
     assert_alike(run(failing, requests), expected)
     assert not NoGraph.failures
     assert [graph.num_replays for graph in graphs[:2]] == [0, 0]
-    buckets = failing._runner.graphs._buckets.values()
+    step_graphs = failing._runner.graphs
+    assert (step_graphs.failures, len(step_graphs.capture_ms)) == (["no room", "no such instruction"], len(graphs))
+    buckets = step_graphs._buckets.values()
     assert len(graphs) == sum(bucket.num_runs > 1 for bucket in buckets), "a failed capture was tried again"
     assert any(graph.num_replays for graph in graphs[2:]), "other buckets lost their graphs"
     engine_log.addHandler(WARNINGS_ARE_ERRORS)

@@ -1,12 +1,15 @@
 """The tokens of a step where the setting is "auto"."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.model_shape import ModelShape
+from engine.simulation import step_tokens
 from engine.simulation.device import DEVICES, Device
 from engine.simulation.step_tokens import resolve_step_tokens, row_bytes
 
@@ -46,6 +49,27 @@ def test_little_memory_makes_steps_smaller_but_no_smaller_than_on_a_cpu() -> Non
     assert tokens_on(DEVICES["h100"], LLAMA_8B, for_steps * 8192) == 8192
     assert tokens_on(DEVICES["h100"], LLAMA_8B, for_steps * 8192 - 1) == 4096
     assert tokens_on(DEVICES["h100"], LLAMA_8B, 0) == 2048
+
+
+def test_weights_in_fp8_take_their_memory_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come to the device after the tokens of a step are chosen."""
+    settings = {
+        "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    }  # fmt: skip
+    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80 << 30)
+    for_steps = 16 * row_bytes(LLAMA_8B) * 8192
+    weights = ModelShape.from_config(settings, dtype="fp8").weight_bytes
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    for dtype, free_bytes, num_tokens in (
+        ("bfloat16", for_steps, 8192),
+        ("fp8", for_steps, 4096),
+        ("fp8", for_steps + weights, 8192),
+        ("fp8", 0, 2048),
+    ):
+        monkeypatch.setattr(step_tokens, "free_memory_bytes", lambda device, free_bytes=free_bytes: free_bytes)
+        found = step_tokens.fill_in(replace(AUTO, dtype=dtype), settings, torch.device("cuda"), torch.bfloat16)
+        assert found.step_tokens == num_tokens
 
 
 def test_what_no_table_knows_takes_the_least_of_a_gpu() -> None:

@@ -27,6 +27,10 @@ SCALE_BYTES = tl.constexpr(2)
 SWIGLU_COLUMNS = 2048
 """Columns of a row that a program computes at a time."""
 
+_SCALED_AFTERWARDS: set[tuple[int, ...]] = set()
+"""Products for which torch has said that it has no kernel with a scale per row: rows, depth, columns, no bias. Its
+refusal takes the host as long as several launches, and a step has over a hundred products."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
@@ -63,15 +67,18 @@ def scaled_linear(
         found = rows.values.float() @ weights.values.float().t()
     else:
         factors = rows.values, weights.values.t()
-        try:
-            return torch._scaled_mm(
-                *factors, scale_a=rows.scales, scale_b=weights.scales.t(), bias=bias, out_dtype=out_dtype,
-                use_fast_accum=True,
-            )  # fmt: skip
-        except RuntimeError as error:
-            # cuBLAS has no kernel with a scale per row for some sizes, such as few rows of many columns on an H100.
-            if not re.search("not.supported", str(error), re.IGNORECASE):
-                raise
+        product = (*rows.values.shape, len(weights.values), bias is None)
+        if product not in _SCALED_AFTERWARDS:
+            try:
+                return torch._scaled_mm(
+                    *factors, scale_a=rows.scales, scale_b=weights.scales.t(), bias=bias, out_dtype=out_dtype,
+                    use_fast_accum=True,
+                )  # fmt: skip
+            except RuntimeError as error:
+                # cuBLAS has no kernel with a scale per row for some sizes, such as few rows of many columns on an H100.
+                if not re.search("not.supported", str(error), re.IGNORECASE):
+                    raise
+                _SCALED_AFTERWARDS.add(product)
         one = torch.ones((), device=rows.values.device)
         found = torch._scaled_mm(*factors, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True)
     found = found * rows.scales * weights.scales.t()

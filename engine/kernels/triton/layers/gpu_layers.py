@@ -3,7 +3,7 @@
 Additions to the residual stream are deferred to the next norm, the last one to the model's final norm.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -140,3 +140,14 @@ class Fp8Layer(GpuLayer):
 
     def _new_rows(self, num_rows: int, size: int) -> ScaledRows:
         return ScaledRows.empty(num_rows, size, self._dtype, self._attention.device)
+
+
+def weights_on(device: torch.device, weights: LayerWeights) -> LayerWeights:
+    """The weights of a layer, copied to the device where they are not on it."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(moved, value))
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
+    return replace(weights, **{field.name: moved(getattr(weights, field.name)) for field in fields(weights)})

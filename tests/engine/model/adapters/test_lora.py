@@ -1,6 +1,7 @@
 """LoRA adapters against models that peft has merged them into; exchanged without drift; refused by name."""
 
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -135,6 +136,22 @@ def test_an_adapter_that_does_not_fit_leaves_the_one_in_use(
     ):
         engine.use_adapter(Adapter.find(other))
     assert scores(engine) == before
+
+
+def test_an_exchange_makes_room_first(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU holds base, layers and KV, and seldom another copy of the layers."""
+    engine = load(tiny_checkpoint("llama"), keeps_base=True)
+    kind, old = type(engine._runner.attention), weakref.ref(engine._model.base.layers[0])
+    make_layers = kind.make_layers
+
+    def make_where_old_ones_are_gone(backend: Any, weights: Any) -> Any:
+        assert old() is None
+        return make_layers(backend, weights)
+
+    monkeypatch.setattr(kind, "make_layers", make_where_old_ones_are_gone)
+    engine.use_adapter(Adapter.find(save_adapter(tiny_checkpoint("llama"), tmp_path)))
 
 
 def test_an_exchange_is_a_call_of_its_own(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""A GPU measurement that crashes, hangs or loses the device costs its part or its stage alone."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.first_light import __main__ as program
+from benchmarks.first_light.results import DONE, FAILED, HUNG, TIMED_OUT, read_stage
+from benchmarks.measuring.result_file import write_result
+from tests.interpreting import INTERPRETING
+
+ROOT = Path(__file__).parents[2]
+
+CHILD = """#!{python}
+import os, sys, time, types
+from pathlib import Path
+import torch
+from benchmarks.first_light.__main__ import main
+
+def lose():
+    def synchronize():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, synchronize
+    raise RuntimeError("CUDA error: unspecified launch failure")
+
+def run(stage):
+    log = Path(os.environ["LOG"])
+    for name in os.environ["PARTS"]:
+        def part():
+            is_first = name not in log.read_text()
+            log.write_text(log.read_text() + name)
+            if name == "b" and is_first:
+                {ending}
+        stage.measure(name, part)
+
+sys.modules["benchmarks.first_light.gate"] = types.SimpleNamespace(run=run)
+sys.exit(main(sys.argv[3:]))
+"""
+"""A stage in place of Python's own `-m benchmarks.first_light`; the first time, its part b ends it."""
+
+
+@pytest.mark.parametrize(
+    ("ending", "failure"),
+    [
+        ("os.kill(os.getpid(), 11)", "its process ended with -11"),
+        ("lose()", "RuntimeError: CUDA error: unspecified launch failure"),
+        ("time.sleep(600)", "killed after 0.1 minutes"),
+    ],
+)
+def test_a_part_that_ends_its_process_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, failure: str
+) -> None:
+    """The parts after it are measured in the same call; the next one repeats it, after what is new."""
+    log, python, out = tmp_path / "log", tmp_path / "python", tmp_path / "out"
+    log.touch()
+    python.write_text(CHILD.format(python=sys.executable, ending=ending))
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(program, "PART_MINUTES", {"gate": 0.1})
+    for name, value in (INTERPRETING | {"LOG": str(log), "PARTS": "abc", "PYTHONPATH": str(ROOT)}).items():
+        monkeypatch.setenv(name, value)
+    arguments = ["--out", str(out), "--tiny", "--stages", "gate"]
+    assert program.main(arguments) == FAILED
+    assert log.read_text() == "abc"
+    found = read_stage(out, "gate")
+    assert found["parts"]["b"]["failure"] == failure
+    assert found["parts"].keys() == {*"abc"}
+    assert found["status"] == "failed"
+    monkeypatch.setenv("PARTS", "abcd")
+    assert program.main(arguments) == DONE
+    assert log.read_text() == "abcdb"
+    assert read_stage(out, "gate")["status"] == "done"
+
+
+@pytest.mark.parametrize("exit_code", [TIMED_OUT, HUNG])
+def test_a_part_for_which_the_stage_had_no_time_has_not_failed(tmp_path: Path, exit_code: int) -> None:
+    """The next call begins it again, in its place."""
+    write_result(tmp_path / "gate.json", {"parts": {"a": {"found": 1}}, "status": "begun", "running": "b"})
+    os.utime(tmp_path / "gate.json", (0, 0))
+    assert program.seconds_in_part(tmp_path, "gate") > 1e6
+    assert program.end_part(tmp_path, "gate", exit_code) == (exit_code == HUNG)
+    assert program.seconds_in_part(tmp_path, "gate") == 0
+    found = read_stage(tmp_path, "gate")
+    assert found["status"] == ("failed" if exit_code == HUNG else "begun")
+    assert ("b" in found["parts"]) == (exit_code == HUNG)
+
+
+@pytest.mark.parametrize(
+    ("body", "seconds", "exit_code"),
+    [("import os; os.kill(os.getpid(), 11)", 60, -11), ("import time; time.sleep(600)", 1, 124)],
+)
+def test_a_crash_and_a_hang_cost_their_stage_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, seconds: float, exit_code: int
+) -> None:
+    """The first stage ends badly, at its limit at the latest; the second one is run."""
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nimport sys\nif 'gate' in sys.argv:\n    {body}\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(program, "STAGE_MINUTES", {"gate": seconds / 60, "tuning": 1.0})
+    monkeypatch.setattr(program, "LEAST_SECONDS", 0.0)
+    started = time.monotonic()
+    out = tmp_path / "out"
+    assert program.main(["--out", str(out), "--stages", "gate", "tuning"]) == 1
+    assert time.monotonic() - started < 40
+    stages = json.loads((out / "stages.json").read_text())
+    assert (stages["gate"]["exit_code"], stages["tuning"]["exit_code"]) == (exit_code, 0)
+
+
+def test_what_a_stage_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/pid\nwait\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    arguments = argparse.Namespace(out=tmp_path, tiny=False, commit=None)
+    assert program.run_stage("gate", arguments, 6.0)["exit_code"] == 124
+    pid = int((tmp_path / "pid").read_text())
+    status = Path(f"/proc/{pid}/status")
+    deadline = time.monotonic() + 30
+    while not (not status.exists() or "zombie" in status.read_text()):  # a killed process is gone a moment later
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

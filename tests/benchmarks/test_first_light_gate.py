@@ -1,0 +1,64 @@
+"""What the gate of a GPU's first minutes refuses, beyond wrong answers."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.first_light.answers import Answering
+from benchmarks.first_light.gate import MOST_FP8_ERROR
+from benchmarks.measuring.wrong_answer import WrongAnswerError
+from engine import Engine, EngineConfig
+from engine.kernels.triton.layers.fp8 import quantize_weights
+
+
+@pytest.mark.parametrize(
+    ("failures", "message"),
+    [
+        (["operation not permitted"], "1 captures of CUDA graphs failed: operation not"),
+        ([], "no CUDA graph was captured"),
+    ],
+)
+def test_answers_without_graphs_do_not_pass_for_answers_with_them(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, failures: list[str], message: str
+) -> None:
+    """An engine goes on where a capture fails, and answers alike."""
+
+    def make_engine(answering: Answering, dtype: str, cuda_graphs: str = "auto") -> Any:
+        config = EngineConfig(dtype=dtype, device="cpu", attention="torch", kv_memory_bytes=1 << 24)
+        engine = Engine.load(str(tiny_llama), config)
+        if cuda_graphs == "auto":
+            found = {"capture_ms": [1.0] * len(failures), "failures": failures, "forward": lambda *_: None}
+            engine._runner.graphs = SimpleNamespace(**found)  # type: ignore[assignment]
+        return engine
+
+    monkeypatch.setattr(Answering, "_engine", make_engine)
+    answering = Answering(str(tiny_llama), "cpu", 500)
+    answering._is_tiny = False
+    with pytest.raises(WrongAnswerError, match=message):
+        answering.with_graphs()
+
+
+def in_13_bits(sums: np.ndarray) -> np.ndarray:
+    """Sums whose significands are cut off after 13 bits."""
+    significand, exponent = np.frexp(sums)
+    return np.ldexp(np.trunc(significand * 2**13) / 2**13, exponent)
+
+
+def test_sums_of_few_bits_pass_and_a_product_without_scales_does_not() -> None:
+    """An accumulator of a bit less than those of Hopper's matrix units, at the depth of an 8B model's products."""
+    torch.manual_seed(0)
+    rows, weights = (quantize_weights(torch.randn(size, 14336), torch.float8_e4m3fn) for size in (16, 64))
+    left, right = rows.values.double().numpy(), weights.values.double().numpy()
+    scales = (rows.scales * weights.scales.t()).numpy()
+    exact, found = left @ right.T, np.zeros((16, 64))
+    for first in range(0, 14336, 32):
+        part = slice(first, first + 32)
+        found = in_13_bits(found + left[:, part] @ right[:, part].T)
+    bound = MOST_FP8_ERROR * np.abs(exact * scales).max()
+    assert 0.4 * bound < np.abs((found - exact) * scales).max() < bound
+    one_scale = rows.scales.mean().item() * weights.scales.mean().item()
+    assert np.abs(exact * (scales - one_scale)).max() > bound
