@@ -37,7 +37,7 @@ def forecast_rows(
 ) -> SampledForecast | None:
     """See `forecast_whole`. If it fails, only a warning is logged."""
     team = night.workers.count(night.engine)
-    state = forecast_whole(plan, workload, output_tokens, sample, night.source.checkpoint, team, return_state=True)
+    state = forecast_whole(plan, workload, output_tokens, sample, team, return_state=True)
     if state.is_completed():
         return state.result()
     LOGGER.warning("%s: no forecast: %s", workload.name, state.message)

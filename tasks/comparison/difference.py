@@ -110,10 +110,10 @@ def compare_with_gold(
 def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[PairedRow]) -> list[Metric]:
     """The agreement of both workloads' answers, with intervals, for each column that both have. Rows count if both
     workloads have answered them."""
-    answered = [row for row in rows if row.errors == (None, None)]
+    answered = [row for row in rows if row.first.error is row.second.error is None]
     first, second = (workload.kind.columns for workload in workloads)
     types = {name: second[name] for name in second if first.get(name) == second[name]} if answered else {}
-    shared = {name: type_ for name, type_ in types.items() if any(name in row.answers[1] for row in answered)}
+    shared = {name: type_ for name, type_ in types.items() if any(name in row.second.answer for row in answered)}
     if not shared:
         return []
     whole = workloads[1]
@@ -152,12 +152,11 @@ def _insert_side(
 ) -> None:
     now = datetime.now(UTC)
     for row in rows:
-        given = row.answers[side]
         answer = {
-            **row.key,
-            **{name: _bind(given.get(name), type_) for name, type_ in types.items()},
-            "status": "ok" if row.errors[side] is None else "error",
-            "error": row.errors[side],
+            **row.second.key,
+            **{name: _bind(row[side].answer.get(name), type_) for name, type_ in types.items()},
+            "status": "ok" if row[side].error is None else "error",
+            "error": row[side].error,
             "run_id": run_id,
             "created_at": now,
             "content_key": "",
@@ -166,7 +165,7 @@ def _insert_side(
 
 
 def _bind(value: Any, type_: str) -> Any:
-    """A value as a parameter for DuckDB; in JSON, maps are lists of pairs."""
+    """A value as a parameter for DuckDB; a map is given as a list of pairs."""
     if value is None or not type_.startswith("MAP("):
         return value
     return {"key": [name for name, _ in value], "value": [each for _, each in value]}

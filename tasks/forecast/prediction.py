@@ -137,20 +137,23 @@ def predict_run(
     """
     engine, checkpoint = team.engine, Path(job.checkpoint)
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
+    return predict_on(hardware, job.plan, summary, make_ask(job), num_answer_tokens, team, seconds_left, speed_ratio)
+
+
+def make_ask(job: InferJob) -> Callable[[Plan], list[Request]]:
+    """A function that makes the job's requests for rows of its plan."""
     workloads = [member.workload for member in job.members] or [job.workload]
-    codec = TextCodec.load(checkpoint) if any(workload.kind.has_labels for workload in workloads) else None
+    has_labels = any(workload.kind.has_labels for workload in workloads)
+    codec = TextCodec.load(Path(job.checkpoint)) if has_labels else None
 
     def make_form(workload: Workload, expected_output_tokens: int | None) -> RequestForm:
         return RequestForm.of(workload, codec, expected_output_tokens)
 
-    ask: Callable[[Plan], list[Request]]
     if job.members:
         from tasks.partitions.joint import ask_jointly  # imported only when needed
 
-        ask = partial(ask_jointly, job=job, make_form=make_form)
-    else:
-        ask = make_form(job.workload, job.expected_output_tokens).ask
-    return predict_on(hardware, job.plan, summary, ask, num_answer_tokens, team, seconds_left, speed_ratio)
+        return partial(ask_jointly, job=job, make_form=make_form)
+    return make_form(job.workload, job.expected_output_tokens).ask
 
 
 def predict_on(
