@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from sql import statement
 from tasks.answers.kind import AnswerKind
-from tasks.database.connection import execute
+from tasks.database.connection import execute, fill_identifiers
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.storage.batches import BATCH_ROWS
 from tasks.workloads.workload import Workload
@@ -67,15 +67,21 @@ def choose_rows(
     with duckdb.connect() as connection:
         how = {**files, "num_rows": num_rows, "seed": SEED, "num_questions": num_questions}
         chosen = execute(connection, "sample/choose_rows", how).fetchall()
-        parameters = {"requests": requests.path, "row_ids": [row_id for row_id, _, _ in chosen]}
-        num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
-        rows = connection.sql(statement("sample/take_requests"), params=parameters).to_arrow_reader(BATCH_ROWS)
-        with open_parquet(requests) as file:
-            schema = file.schema_arrow
-        sampled = write_parquet(
-            Path(folder) / "requests.parquet", schema, (batch.select(schema.names).cast(schema) for batch in rows)
-        )
+    num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
+    row_ids = {"row_ids": [row_id for row_id, _, _ in chosen]}
+    sampled = take_requests("sample/take_requests", requests, row_ids, Path(folder) / "requests.parquet")
     return Sample(requests=sampled, share_degrees=[degree for _, degree, _ in chosen], num_all=num_all)
+
+
+def take_requests(
+    name: str, requests: ArtifactRef, parameters: Mapping[str, Any], target: Path, **identifiers: Sequence[str]
+) -> ArtifactRef:
+    """Write `target`: the rows that ``sql/<name>.sql`` takes from a requests artifact, in its columns."""
+    text = fill_identifiers(statement(name), **identifiers)
+    with open_parquet(requests) as file, duckdb.connect() as connection:
+        schema = file.schema_arrow
+        rows = connection.sql(text, params={"requests": requests.path, **parameters}).to_arrow_reader(BATCH_ROWS)
+        return write_parquet(target, schema, (batch.select(schema.names).cast(schema) for batch in rows))
 
 
 def read_answers(

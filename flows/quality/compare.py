@@ -21,19 +21,17 @@ from flows.quality.comparison_page import render_comparison
 from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
-from flows.workload_run import Night, begin_run, find_source, tokenize_rows
+from flows.workload_run import Night, begin_run, find_source, hold_night, tokenize_rows
 from tasks.comparison.difference import PromptDiff, check_gold, compare_with_gold, measure_agreement
 from tasks.comparison.paired_rows import PairedRow, check_comparable, take_same_rows
-from tasks.database.connection import connect
 from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.kept import use_kept
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy
-from tasks.runs.run import hold_database, protect_result_storage
 from tasks.sample import choose_rows, read_answers
-from tasks.storage.artifact import prune_cache, write_parquet
+from tasks.storage.artifact import write_parquet
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.row_numbers import renumber
 from tasks.storage.schemas import TOKENS_SCHEMA
@@ -78,12 +76,8 @@ def compare(
     Raises:
         BatchloomError: a parameter is wrong; the message says what and where.
     """
-    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path fails here, before a folder is made next to it
-    first, second = (use_kept(database, load_workload(name)) for name in workloads)
-    with hold_database(database, is_written=False):
-        protect_result_storage()
-        prune_cache(database)
+    with hold_night(database, lock_timeout_seconds, is_written=False):
+        first, second = (use_kept(database, load_workload(name)) for name in workloads)
         config = engine.to_config()
         source = find_source(database, model, config, planning, True, find_attachments(attach))
         machines.check_host(config, source.checkpoint)

@@ -3,16 +3,12 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import duckdb
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import WorkloadError
-from sql import statement
-from tasks.database.connection import fill_identifiers
-from tasks.sample import AnsweredRow
-from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
-from tasks.storage.batches import BATCH_ROWS
+from tasks.sample import AnsweredRow, take_requests
+from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
 
 
@@ -54,7 +50,7 @@ def check_comparable(first: Workload, second: Workload) -> None:
 
 
 @task(name="take_same_rows", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def take_same_rows(workload: Workload, requests: ArtifactRef, chosen: ArtifactRef, target: str | Path) -> ArtifactRef:
+def take_same_rows(workload: Workload, requests: ArtifactRef, chosen: ArtifactRef, target: Path) -> ArtifactRef:
     """Write `target`: the workload's requests for rows that were chosen from another workload, in their order.
 
     Args:
@@ -63,9 +59,4 @@ def take_same_rows(workload: Workload, requests: ArtifactRef, chosen: ArtifactRe
     Raises:
         ArtifactError: the requests are not what their references say, or `target` cannot be written.
     """
-    with open_parquet(requests) as file, duckdb.connect() as connection:
-        schema = file.schema_arrow
-        query = fill_identifiers(statement("compare/take_same_rows"), keys=workload.key)
-        parameters = {"requests": requests.path, "chosen": chosen.path}
-        rows = connection.sql(query, params=parameters).to_arrow_reader(BATCH_ROWS)
-        return write_parquet(target, schema, (batch.select(schema.names).cast(schema) for batch in rows))
+    return take_requests("compare/take_same_rows", requests, {"chosen": chosen.path}, target, keys=workload.key)

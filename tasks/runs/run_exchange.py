@@ -69,8 +69,8 @@ class Exchange:
 
 
 class RunExchange:
-    """The exchange as the run sees it. The run folder's file ``exchange`` holds the URL, for `recover_exchange`. Raises
-    as `ObjectStore`."""
+    """The exchange as the run sees it. The run folder's file ``exchange`` holds the URL, for `use_exchange`. Raises as
+    `ObjectStore`."""
 
     def __init__(self, folder: str | Path, url: str) -> None:
         self._folder = Path(folder)
@@ -94,6 +94,10 @@ class RunExchange:
                     with suppress(DamagedObjectError):
                         _fetch(self._store, path, self._folder)
                         self._seen[path] = version
+
+    def recover(self) -> None:
+        """Copy what workers finished for a run that died; rows that cannot be copied are answered again."""
+        self.take(STATE_FOLDERS)
 
     def find(self, parts: Sequence[ArtifactRef]) -> list[ArtifactRef]:
         """The copies, in the run folder, of parts that workers made. Raises `ArtifactError`, which names it, if a part
@@ -124,7 +128,7 @@ class RunExchange:
             with _repeating(look, LOOK_SECONDS, self._store.url):
                 yield
         except BaseException:
-            with _errors_as_warnings(self._store.url):
+            with errors_as_warnings(self._store.url):
                 self.take()
             raise
         self.take()
@@ -133,16 +137,6 @@ class RunExchange:
         """Delete the copy in the store; `ArtifactError` if that fails."""
         self._store.delete()
         (self._folder / "exchange").unlink(missing_ok=True)
-
-
-def recover_exchange(folder: str | Path) -> None:
-    """Copy what workers finished for a run that died; if the store is out of reach, those rows are answered again."""
-    _call_exchange(folder, lambda exchange: exchange.take(STATE_FOLDERS))
-
-
-def drop_exchange(folder: str | Path) -> None:
-    """Delete a run's copy in a store, if it has one; if the store is out of reach, a warning names the copy."""
-    _call_exchange(folder, RunExchange.drop)
 
 
 @contextmanager
@@ -230,17 +224,6 @@ def _fetch(store: ObjectStore, path: str, folder: Path) -> None:
         file.write(content)
 
 
-def _call_exchange(folder: str | Path, act: Callable[[RunExchange], None]) -> None:
-    """Call `act` with the exchange that the run folder names, if any; its errors become warnings."""
-    try:
-        url = (Path(folder) / "exchange").read_text()
-    except OSError:
-        return
-    if url:
-        with _errors_as_warnings(url):
-            act(RunExchange(folder, url))
-
-
 @contextmanager
 def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterator[None]:
     """Call `look` with 1, 2, ... every `seconds` in a thread of its own during the block. Errors of the store become
@@ -251,7 +234,7 @@ def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterato
         num_looks = 0
         while not has_ended.wait(seconds):
             num_looks += 1
-            with _errors_as_warnings(url):
+            with errors_as_warnings(url):
                 look(num_looks)
 
     thread = threading.Thread(target=repeat, daemon=True)
@@ -264,7 +247,8 @@ def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterato
 
 
 @contextmanager
-def _errors_as_warnings(url: str) -> Iterator[None]:
+def errors_as_warnings(url: str) -> Iterator[None]:
+    """Log errors of the block, such as of a store that is out of reach, instead of raising them."""
     try:
         yield
     except BatchloomError as error:

@@ -23,7 +23,7 @@ from flows.settings import WorkerSettings
 from tasks.partitions.attempt import infer_partition
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
-from tasks.read import read_requests
+from tasks.read import read
 from tasks.recover import recover_runs
 from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
@@ -35,6 +35,7 @@ from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.object_server import ObjectServer, serve_objects
 from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until
+from tests.sources import make_source
 
 ROOT = Path(__file__).parents[3]
 AT_ONCE = FailurePolicy(retry_delay_seconds=0.01)
@@ -116,8 +117,8 @@ class Shared:
 
     def __init__(self, nights: Any, folder: Path, url: str) -> None:
         workload = load_workload("snippets")
-        self.run = Run.begin(nights.path, workload, "tiny", "digest", {})
-        requests = read_requests(nights.path, workload, "digest", self.run.folder).requests
+        self.run = Run.begin(make_source(nights.path), workload, {})
+        requests = read.fn(make_source(nights.path), workload, self.run.folder).requests
         model_len = read_max_model_len(nights.model, "auto")
         tokens = write_tokens(
             requests, str(folder / "tokens.parquet"), load_workload("snippets"), nights.model, model_len
