@@ -102,11 +102,8 @@ class Night:
         others: tuple[Member, ...] = (),
     ) -> InferJob:
         """What each worker needs to infer partitions of the plan. See `InferJob`."""
-        source, exchange = self.source, None
-        if url := self.machines.exchange:
-            from tasks.runs.run_exchange import Exchange  # imported only when needed
-
-            exchange = Exchange.below(url, run.folder, source.model)
+        source, url = self.source, self.machines.exchange
+        local_model = Path(source.model).expanduser()
         return InferJob(
             run_folder=run.folder,
             plan=plan,
@@ -116,7 +113,8 @@ class Night:
             engine=self.engine,
             failures=self.failures,
             expected_output_tokens=expected_output_tokens,
-            exchange=exchange,
+            exchange=f"{url.rstrip('/')}/{Path(run.folder).name}" if url else "",
+            model=str(local_model.absolute()) if local_model.exists() else source.model,
             deadline=self.deadline,
             others=others,
             keeps_base=self.keeps_base,
@@ -222,5 +220,5 @@ def write_rows(workload: Workload, run: Run, num_left: int) -> RunSummary:
     run.finish()
     LOGGER.info(summary.text)
     if summary.num_rows:
-        report_run(run.database, summary.run_id, run.artifacts.get("plan"))
+        report_run(run.database, summary.run_id)
     return summary

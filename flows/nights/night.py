@@ -182,9 +182,8 @@ class NightRun:
         if step.role == "unsure" and step.cascade.num_sampled:
             digests = (digest, source.model_digest)
             workload = replace(self._plan.workloads[name], name=step.workload)
-            found = certify(str(source.database), workload, step.cascade, digests, dict(source.attach))
-            LOGGER.info("%s: %s", name, found.text)
-            threshold = found.threshold
+            threshold, text = certify(str(source.database), workload, step.cascade, digests, dict(source.attach))
+            LOGGER.info("%s: %s", name, text)
         num_sampled = step.cascade.num_sampled
         return {name: RowChoice(role=step.role, model_digest=digest, num_sampled=num_sampled, threshold=threshold)}
 

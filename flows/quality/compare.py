@@ -31,10 +31,8 @@ from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy
 from tasks.sample import choose_rows, read_answers
-from tasks.storage.artifact import write_parquet
 from tasks.storage.plan_file import read_plan_summary
-from tasks.storage.row_numbers import renumber
-from tasks.storage.schemas import TOKENS_SCHEMA
+from tasks.storage.row_numbers import write_joined
 from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -116,7 +114,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         same = take_same_rows(first, read(source, first, of_first).requests, chosen, of_first / "same.parquet")
         requests = [same, chosen]
         tokens = [tokenize_rows(source, *run, each) for run, each in zip(runs, requests, strict=True)]
-        joint = write_parquet(folder / "joint.parquet", TOKENS_SCHEMA, renumber(tokens, TOKENS_SCHEMA))
+        joint = write_joined(tokens, folder / "joint.parquet")
         num_answer_tokens = max(workload.kind.max_answer_tokens for workload in both)
         how = (source.method, source.partition_tokens, num_answer_tokens, source.block_size)
         plans = [write_plan(each, folder / f"plan-{n}.parquet", *how) for n, each in enumerate([joint, *tokens])]

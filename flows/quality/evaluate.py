@@ -72,7 +72,7 @@ def evaluate(
     LOGGER.info("%s", page)
     publish_page("evaluation", loaded.name, page, f"{loaded.name}: answers against {gold or against}")
     if evaluation.run_id is not None:
-        report_run(database, evaluation.run_id, None)
+        report_run(database, evaluation.run_id)
     if failures := [failure for each in thresholds for failure in each.find_failures(evaluation.metrics)]:
         raise QualityError("; ".join(failures))
     return evaluation

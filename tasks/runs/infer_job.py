@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,6 @@ from engine.config import EngineConfig
 from engine.errors import FailureRateError
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    from tasks.runs.run_exchange import Exchange
 
 LOOK_SECONDS = 0.2
 
@@ -116,7 +113,9 @@ class InferJob:
     Attributes:
         run_folder, workload, expected_output_tokens: of the first member.
         model_digest: of the checkpoint's content; an engine with another digest is loaded anew.
-        exchange: None if workers see run folder, plan and checkpoint under the paths above.
+        exchange: URL of the run's folder in a store, see `ObjectStore`, where workers that do not see the paths above
+            get their work and put their results; empty if all see them.
+        model: as the user named it, a local path absolute; with an exchange, each host resolves it to its own copy.
         deadline: Unix time after which no step of the engine begins; None for none.
         keeps_base: the night also uses other adapters of the same model, see `Engine.load`.
         others: further members, if the plan holds rows of several workloads.
@@ -130,7 +129,8 @@ class InferJob:
     engine: EngineConfig
     failures: FailurePolicy
     expected_output_tokens: int | None
-    exchange: "Exchange | None" = None
+    exchange: str = ""
+    model: str = ""
     deadline: float | None = None
     others: tuple[Member, ...] = ()
     keeps_base: bool = False

@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -45,27 +45,6 @@ FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Upload = Callable[[Path], None]
 """Called with each changed file that must outlive this process."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """Where workers that do not see the run's folder get their work and put their results: the URL of the run's folder
-    in the store, see `ObjectStore`, and the model as the user named it, which each host resolves to its own copy."""
-
-    url: str
-    model: str
-
-    @classmethod
-    def below(cls, url: str, run_folder: str | Path, model: str) -> "Exchange":
-        """The exchange of a run.
-
-        Args:
-            url: that the user gave; a folder with the name of the run's folder is made below it.
-            model: as the user named it; a local path is made absolute.
-        """
-        path = Path(model).expanduser()
-        model = str(path.absolute()) if path.exists() else model
-        return cls(url=f"{url.rstrip('/')}/{Path(run_folder).name}", model=model)
 
 
 class RunExchange:
@@ -150,16 +129,16 @@ def local_job(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Upload]
         ModelError: the model is not on this host, or differs from the run's.
         ConfigError: as `ObjectStore`.
     """
-    if job.exchange is None:
+    if not job.exchange:
         yield job, lambda path: None
         return
-    store, folder = ObjectStore(job.exchange.url), PROCESS_COPY.open(job.exchange.url)
+    store, folder = ObjectStore(job.exchange), PROCESS_COPY.open(job.exchange)
     plan = folder / PLAN
     if not plan.exists():  # the plan's digest is checked when it is read
         store.get_file(PLAN, temporary := plan.with_suffix(".tmp"))
         temporary.replace(plan)
     _fetch_partition(store, folder, partition)
-    checkpoint = _find_checkpoint(job.exchange, job.model_digest)
+    checkpoint = _find_checkpoint(job.model, job.model_digest)
     here = replace(job, run_folder=str(folder), plan=replace(job.plan, path=str(plan)), checkpoint=checkpoint)
     with _relaying(store, folder):
         yield here, lambda path: _upload(store, path, folder)
@@ -178,10 +157,10 @@ def _fetch_partition(store: ObjectStore, folder: Path, partition: int) -> None:
 
 
 @lru_cache(maxsize=8)
-def _find_checkpoint(exchange: Exchange, model_digest: str) -> str:
-    checkpoint = resolve_checkpoint(exchange.model)
+def _find_checkpoint(model: str, model_digest: str) -> str:
+    checkpoint = resolve_checkpoint(model)
     if checkpoint_digest(checkpoint) != model_digest:
-        raise ModelError(f"model {exchange.model!r} on {platform.node()} differs from the one where the run began")
+        raise ModelError(f"model {model!r} on {platform.node()} differs from the one where the run began")
     return str(checkpoint)
 
 

@@ -61,7 +61,7 @@ def begin_run(nights: Any, source: str = "snippets") -> Run:
 
 
 def test_a_run_that_had_read_nothing_leaves_nothing(nights: Any) -> None:
-    run = Run.begin(nights.path, load_workload("snippets"), "tiny", "digest", {})
+    run = Run.begin(make_source(nights.path), load_workload("snippets"), {})
     recover_runs(nights.path)
     assert not Path(run.folder).exists()
     assert nights.sql("select count(*) from runs") == [(0,)]
@@ -79,7 +79,7 @@ def test_a_run_whose_process_died_is_interrupted(nights: Any, caplog: pytest.Log
 
 
 def test_a_run_whose_process_died_gets_its_report_from_the_next_night(nights: Any) -> None:
-    run, nothing_read = begin_run(nights), Run.begin(nights.path, load_workload("snippets"), "tiny", "digest", {})
+    run, nothing_read = begin_run(nights), Run.begin(make_source(nights.path), load_workload("snippets"), {})
     (summary,) = nights.run("snippets")
     assert {page.parent.name for page in nights.runs.glob("*/report.html")} == {run.record.run_id, summary.run_id}
     assert "its process ended" in (Path(run.folder) / "report.html").read_text()

@@ -29,7 +29,7 @@ from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
 from tasks.runs.run import Run
-from tasks.runs.run_exchange import Exchange, RunExchange, local_job
+from tasks.runs.run_exchange import RunExchange, local_job
 from tasks.runs.worker_copy import PREFIX, PROCESS_COPY
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
@@ -133,12 +133,12 @@ class Shared:
             engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, num_threads=1),
             failures=FailurePolicy(),
             expected_output_tokens=None,
-            exchange=Exchange.below(url, self.run.folder, str(nights.model)),
+            exchange=f"{url}/{Path(self.run.folder).name}",
+            model=str(nights.model),
         )
-        assert self.job.exchange is not None
-        self.end = RunExchange(self.run.folder, self.job.exchange.url)
+        self.end = RunExchange(self.run.folder, self.job.exchange)
         self.end.offer(self.job.plan)
-        self.store = ObjectStore(self.job.exchange.url)
+        self.store = ObjectStore(self.job.exchange)
 
     def answer(self, partition: int) -> Any:
         with local_job(partition, self.job) as (here, publish):
@@ -199,10 +199,8 @@ def test_a_stop_request_travels_both_ways(shared: Shared) -> None:
 def test_what_is_missing_damaged_or_another_is_named(
     shared: Shared, objects: ObjectServer, tiny_checkpoint: Any, tmp_path: Path
 ) -> None:
-    exchange = shared.job.exchange
-    assert exchange is not None
     for model, error in ((tiny_checkpoint("qwen2"), "differs from the one"), (tmp_path / "gone", "no such file")):
-        elsewhere = replace(shared.job, exchange=replace(exchange, model=str(model)))
+        elsewhere = replace(shared.job, model=str(model))
         with pytest.raises(ModelError, match=error), local_job(0, elsewhere):
             pass
     parts = shared.answer(0)

@@ -142,7 +142,7 @@ class Nights:
         threshold, cascade = step.cascade.below, step.cascade
         if step.role == "unsure" and cascade.num_sampled:
             digests = ("digest of small", "digest of large")
-            threshold = certify.fn(str(self.database), self.workloads[name], cascade, digests, {}).threshold
+            threshold = certify.fn(str(self.database), self.workloads[name], cascade, digests, {})[0]
         return RowChoice(
             role=step.role, model_digest="digest of small", num_sampled=cascade.num_sampled, threshold=threshold
         )
