@@ -97,9 +97,10 @@ def nightly(
             if sample is None:
                 summaries = [answer_workload(night, workload) for workload in chosen]
             else:
-                from flows.quality.sample import answer_samples
+                from flows.quality.sample import answer_sample
 
-                summaries = answer_samples(night, chosen, sample, keep)
+                found = [answer_sample(night, workload, sample, keep) for workload in chosen]
+                summaries = [summary for summary in found if summary is not None]
         except Exception:
             if publish is not None:
                 publish_night(database, publish, is_lenient=True)

@@ -12,7 +12,7 @@ from tasks.database.connection import connect
 from tasks.report_page.facts import RunFacts, read_run, read_run_facts
 from tasks.report_page.findings import find_remarkable, key_figures
 from tasks.report_page.page import render_report
-from tasks.runs.earlier_runs import load_run
+from tasks.runs.run import Run
 from tasks.runs.run_summary import artifact_key
 from tasks.storage.artifact import ArtifactRef, replace_file, runs_folder, writing
 
@@ -77,7 +77,7 @@ def summarise(facts: RunFacts) -> str:
 
 def _find_plan(database: str | Path, folder: Path) -> ArtifactRef | None:
     try:
-        return load_run(database, folder).artifacts.get("plan")
+        return Run.load(database, folder).artifacts.get("plan")
     except ArtifactError:
         return None
 

@@ -21,7 +21,6 @@ from tasks.database.schema import create_schema
 from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.read import read
-from tasks.runs.earlier_runs import load_run
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.runs.source import Source
@@ -84,7 +83,7 @@ def run_stage(stage: str, folder: Path) -> None:
         run.note({"requests": read.fn(source, workload, run.folder).requests})
         return
     (record,) = runs_folder(database).glob("*/manifest.json")
-    run = load_run(database, record.parent)
+    run = Run.load(database, record.parent)
     target = Path(run.folder) / f"{stage}.parquet"
     if stage == "tokenize":
         max_model_len = read_max_model_len(model, "auto")

@@ -2,7 +2,6 @@
 
 import logging
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from flows.prediction import forecast_rows, read_and_plan
@@ -19,12 +18,6 @@ from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
-
-
-def answer_samples(night: Night, workloads: Sequence[Workload], num_rows: int, keep: bool) -> list[RunSummary]:
-    """Call `answer_sample` for each workload; returns the summaries of runs that were written. See `answer_sample`."""
-    found = [answer_sample(night, workload, num_rows, keep) for workload in workloads]
-    return [summary for summary in found if summary is not None]
 
 
 def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -> RunSummary | None:

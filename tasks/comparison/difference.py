@@ -88,15 +88,17 @@ def compare_with_gold(
         DatabaseError: gold cannot be used for one of the workloads, or none of its rows is in the sample.
     """
     with connect(database, read_only=True) as connection:
-        types = list_gold_columns(connection, gold)
+        gold_types = list_gold_columns(connection, gold)
         gold_rows = connection.sql(statement("compare/read_gold"), params={"gold": gold}).to_arrow_table()
     with duckdb.connect() as memory:
         try:
             memory.register("gold_rows", gold_rows)
-            execute(memory, "compare/create_gold", columns=types)
+            execute(memory, "compare/create_gold", columns=gold_types)
             execute(memory, "compare/insert_gold")
             for side, workload in enumerate(workloads):
-                _fill_side(memory, side, workload, rows)
+                types, table = _written_types(workload), f"latest_{workload.output.table}"
+                execute(memory, "compare/create_side", table=table, keys=workload.key, answers=types)
+                _insert_side(memory, table, side, types, rows, "sample")
                 comparison = Comparison(memory, workload, SIDES[side])
                 comparison.create_tables()
                 comparison.take_answers(None)
@@ -127,13 +129,6 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
         comparison.take_answers(SIDES[1])
         comparison.compare_with_run(SIDES[0])
         return comparison.measure()
-
-
-def _fill_side(memory: duckdb.DuckDBPyConnection, side: int, workload: Workload, rows: Sequence[PairedRow]) -> None:
-    """Create a table of one workload's answers."""
-    types, table = _written_types(workload), f"latest_{workload.output.table}"
-    execute(memory, "compare/create_side", table=table, keys=workload.key, answers=types)
-    _insert_side(memory, table, side, types, rows, "sample")
 
 
 def _written_types(workload: Workload) -> dict[str, str]:

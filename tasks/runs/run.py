@@ -15,9 +15,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
+from pydantic import TypeAdapter
 
 from engine.errors import ArtifactError, DatabaseError
 from tasks.runs.lowered_engines import list_lowered
@@ -150,6 +151,22 @@ class Run:
         run = cls(database, str(folder.absolute()), record)
         run._save()
         return run
+
+    @classmethod
+    def load(cls, database: str | Path, folder: Path) -> "Run":
+        """The run of a folder; `ArtifactError` if its manifest is missing or not one of ours."""
+        path = folder / "manifest.json"
+        try:
+            value = json.loads(path.read_bytes())
+            record = RunRecord(**value["record"])
+            if record.status not in get_args(RunStatus):
+                raise ValueError(f"unknown status {record.status!r}")
+            artifacts = TypeAdapter(dict[str, ArtifactRef]).validate_python(value["artifacts"])
+            return cls(database, str(folder.absolute()), record, artifacts, bool(value["is_written"]))
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ArtifactError(f"{path} is not a run's manifest: {error!r}") from error
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:

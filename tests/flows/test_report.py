@@ -20,7 +20,7 @@ from prefect.runtime import flow_run
 from flows.report import main, report_run
 from flows.settings import EngineSettings
 from tasks.report import report, write_report
-from tasks.runs.earlier_runs import load_run
+from tasks.runs.run import Run
 from tasks.storage.artifact import runs_folder, write_parquet
 from tasks.storage.schemas import PLAN_SCHEMA
 from tests.flows.browser import Browser, Node, first_pixel
@@ -322,7 +322,7 @@ def test_no_two_labels_of_a_picture_overlap(nights: Any, browser: Browser, tmp_p
             for member in range(degree)
         ]
         plan = write_parquet(tmp_path / "plan.parquet", PLAN_SCHEMA, [pa.RecordBatch.from_pylist(rows, PLAN_SCHEMA)])
-        load_run(nights.path, runs_folder(nights.path) / summary.run_id).note({"plan": plan})
+        Run.load(nights.path, runs_folder(nights.path) / summary.run_id).note({"plan": plan})
         page, _ = write_report(nights.path, page=tmp_path / "page.html")
         for width in (1200, 500):
             pictures = browser.label_boxes(page, width)
@@ -412,7 +412,7 @@ def test_the_command_line(nights: Any, tmp_path: Path) -> None:
     page = runs_folder(nights.path) / summaries[-1].run_id / "report.html"
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{page}\n", "")
     assert page.stat().st_mode & 0o777 == 0o600
-    load_run(nights.path, page.parent)
+    Run.load(nights.path, page.parent)
     result = run("--run", summaries[0].run_id, "--out", str(tmp_path / "out.html"))
     assert (result.returncode, result.stdout) == (0, f"{tmp_path}/out.html\n")
     assert summaries[0].run_id in (tmp_path / "out.html").read_text()
