@@ -68,8 +68,8 @@ def describe_source(
 
 @contextmanager
 def hold_night(database: Path, lock_timeout_seconds: float, *, is_written: bool = True) -> Iterator[None]:
-    """Lock the database for a flow run, and first finish what earlier ones could not: see `recover`, `prune_cache`.
-    Raises `DatabaseError` for a wrong path before a folder is made next to it, and as `hold_database`."""
+    """Lock the database for a flow run, and first finish what earlier ones could not. See `recover`, `hold_database`,
+    whose errors are raised; `DatabaseError` for a wrong path is raised before a folder is made next to it."""
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass
     with hold_database(database, is_written=is_written):
