@@ -46,7 +46,8 @@ from tasks.database.schema import create_schema
 from tasks.plan_prefix import write_plan
 from tasks.prompts.prompt import build_prompt_format
 from tasks.prompts.text_codec import TextCodec
-from tasks.read import read_requests
+from tasks.read import read
+from tasks.runs.source import Source
 from tasks.storage.artifact import describe_parquet
 from tasks.storage.plan_file import read_partition, read_plan_summary, read_spread_rows
 from tasks.tokenize import write_tokens
@@ -105,10 +106,21 @@ def make_database(folder: Path, num_requests: int) -> None:
             insert("snippet_requests", pa.table(pairs | {"query_id": [f"q{n:07d}" for n in numbers]}))
 
 
+def _make_source(folder: Path) -> Source:
+    checkpoint = find_checkpoint()
+    return Source(
+        database=folder / "case.duckdb",
+        model=str(checkpoint),
+        checkpoint=checkpoint,
+        model_digest="model",
+        max_model_len=MAX_MODEL_LEN,
+    )
+
+
 def run_stage(stage: str, folder: Path) -> None:
     """One stage of the night of snippets in this process."""
     stages: dict[str, Callable[[], object]] = {
-        "read": lambda: read_requests(folder / "case.duckdb", load_workload("snippets"), "model", folder),
+        "read": lambda: read.fn(_make_source(folder), load_workload("snippets"), folder),
         "tokenize": lambda: write_tokens(
             describe_parquet(folder / "requests.parquet"),
             folder / "tokens.parquet",

@@ -17,7 +17,7 @@ from flows.quality.text_page import make_table
 from flows.settings import PlanSettings, find_attachments
 from flows.workload_run import describe_source
 from tasks.database.connection import connect
-from tasks.layouts.advice import LayoutAdvice, advise_layouts, explain_failure
+from tasks.layouts.advice import LayoutAdvice, advise_layouts
 from tasks.nights.graph import plan_waves
 from tasks.runs.source import Source
 from tasks.workloads.workload import Workload, load_workload
@@ -104,7 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except BatchloomError as error:
                 if not _is_night(options.workload):
                     raise
-                found.append(explain_failure([each.name for each in workloads], error))
+                names, why = tuple(each.name for each in workloads), " ".join(str(error).split())
+                advice = LayoutAdvice(workloads=names, num_rows=0, sentences=(f"Cannot be looked at now: {why}",))
+                found.append(advice)
     except BatchloomError as error:
         return fail(f"advise: {' '.join(str(error).split())}", EXIT_FAILED)
     if options.json:

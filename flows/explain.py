@@ -102,7 +102,7 @@ def explain_workload(source: Source, workload: Workload, team: EngineTeam, hardw
     See `tasks.explain.explain`."""
     with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
         (workload,) = settle_layouts(source, [workload], is_kept=False)
-        run = Run.begin(source.database, workload, source.model, source.model_digest, {}, Path(folder))
+        run = Run.begin(source, workload, {}, Path(folder))
         found, plan = read_and_plan(source, workload, run)
         if plan is not None:
             LOGGER.info("%s: simulating", workload.name)

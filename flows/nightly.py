@@ -13,17 +13,14 @@ from pydantic import Field
 
 from engine.errors import ConfigError
 from flows.command.run_flow import prepare_console, run_flow
-from flows.report import recover
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
-from flows.workload_run import Night, answer_workload, find_source
-from tasks.database.connection import connect
+from flows.workload_run import Night, answer_workload, find_source, hold_night
 from tasks.prompts.thinking import check_thinking
 from tasks.publish import check_target, publish_night
 from tasks.runs.infer_job import FailurePolicy
-from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
+from tasks.runs.run import needs_isolation
 from tasks.runs.run_summary import RunSummary, show_summaries
-from tasks.storage.artifact import prune_cache, runs_folder
 from tasks.tokenize import check_room
 from tasks.workloads.workload import load_workload
 
@@ -71,18 +68,12 @@ def nightly(
         BatchloomError: a parameter is wrong or the work cannot be done; the message says what and where. Answers given
             before stay in the tables.
     """
-    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path fails here, before a folder is made next to it
     is_kept = sample is None or keep
     if (keep and sample is None) or (publish is not None and not is_kept):
         raise ConfigError("--keep belongs to --sample, and a sample that is not kept has nothing to --publish")
     if publish is not None:
         check_target(database, publish)
-    with hold_database(database, is_written=is_kept):
-        protect_result_storage()
-        if is_kept and any(runs_folder(database).glob("*-*")):
-            recover(database)
-        prune_cache(database)
+    with hold_night(database, lock_timeout_seconds, is_written=is_kept):
         config = engine.to_config(database)
         source = find_source(database, model, config, planning, full, find_attachments(attach))
         machines.check_host(config, source.checkpoint)
@@ -106,9 +97,10 @@ def nightly(
             if sample is None:
                 summaries = [answer_workload(night, workload) for workload in chosen]
             else:
-                from flows.quality.sample import answer_samples
+                from flows.quality.sample import answer_sample
 
-                summaries = answer_samples(night, chosen, sample, keep)
+                found = [answer_sample(night, workload, sample, keep) for workload in chosen]
+                summaries = [summary for summary in found if summary is not None]
         except Exception:
             if publish is not None:
                 publish_night(database, publish, is_lenient=True)

@@ -1,20 +1,24 @@
 """Plans a workload, and predicts the time of its run, before its model is loaded."""
 
 import logging
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from flows.workload_run import Night, plan_rows, read_rows, tokenize_rows
+from flows.workload_run import Night, begin_run, plan_rows, read_rows, tokenize_rows
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
 from tasks.forecast.sampled import AnsweredSample, SampledForecast, forecast_whole
+from tasks.layouts.settle import settle_layouts
+from tasks.nights.allotment import Portion, list_portions
 from tasks.nights.pace import Pace
-from tasks.read import ReadResult
+from tasks.read import ReadResult, read_answer_length
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run import Run
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary, count_partition_rows
+from tasks.storage.plan_file import PlanSummary, count_partition_rows, read_plan_summary
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -37,7 +41,7 @@ def forecast_rows(
 ) -> SampledForecast | None:
     """See `forecast_whole`. If it fails, only a warning is logged."""
     team = night.workers.count(night.engine)
-    state = forecast_whole(plan, workload, output_tokens, sample, night.source.checkpoint, team, return_state=True)
+    state = forecast_whole(plan, workload, output_tokens, sample, team, return_state=True)
     if state.is_completed():
         return state.result()
     LOGGER.warning("%s: no forecast: %s", workload.name, state.message)
@@ -63,7 +67,7 @@ def predict_night(
     """
     team = night.workers.count(night.engine)
     left = None if night.deadline is None else max(0.0, night.deadline - time.time() - load_seconds)
-    ratio = find_speed_ratio(night.source.database, night.source.model_digest, night.engine)
+    ratio = find_speed_ratio(night.source, night.engine)
     state = predict_run(job, summary, num_answer_tokens, team, left, ratio, return_state=True)
     if state.is_completed():
         found = state.result()
@@ -91,3 +95,27 @@ def predict_night(
     else:
         LOGGER.warning("%s: the run is not predicted: %s", job.title, state.message)
     return None
+
+
+def foresee(night: Night, workload: Workload) -> list[Portion]:
+    """The partitions of a step that is answered alone, with their predicted times; none if prompts are not grouped.
+
+    Tokens stay in the database's cache, so the step does not make them again.
+
+    Raises:
+        the error of the stage or of the prediction that failed.
+    """
+    source = night.source
+    if source.method == "none":
+        return []
+    with tempfile.TemporaryDirectory(prefix="batchloom-foresight-") as folder:
+        (workload,) = settle_layouts(source, [workload.bind(source.checkpoint)], is_kept=False)
+        run = begin_run(night, workload, Path(folder))
+        _, plan = read_and_plan(source, workload, run)
+        if plan is None or not (summary := read_plan_summary(plan)).num_rows:
+            return []
+        length, team = read_answer_length(source.database, workload), night.workers.count(night.engine)
+        job = night.make_job(workload, run, plan, length.expected_output_tokens)
+        ratio = find_speed_ratio(source, night.engine)
+        found = predict_run(job, summary, max(1, round(length.num_tokens)), team, None, ratio)
+        return list_portions(workload.name, plan, summary, found["step_seconds"] / team.num_engines)

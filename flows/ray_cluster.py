@@ -78,32 +78,27 @@ class RayCluster:
 
     def _join(self) -> "RayTaskRunner[Any]":
         if self._runner is None:
-            self._runner = self._joined.enter_context(join_cluster(self._address))
+            self._joined.enter_context(join_cluster(self._address))
+            from prefect_ray import RayTaskRunner
+
+            # Without the URL of the flow's server, each worker would start a temporary one.
+            with get_client(sync_client=True) as client:
+                server = str(client.api_url)
+            self._joined.enter_context(temporary_settings({PREFECT_API_URL: server}))
+            self._runner = self._joined.enter_context(RayTaskRunner(self._address))
         return self._runner
-
-
-@contextmanager
-def join_cluster(address: str) -> Iterator["RayTaskRunner[Any]"]:
-    """Be a driver of a Ray cluster for the length of the block; its workers keep their models as long. Raises
-    `ConfigError` if prefect-ray is not installed, or no cluster answers."""
-    with _connect(address):
-        from prefect_ray import RayTaskRunner
-
-        # Without the URL of the flow's server, each worker would start a temporary one.
-        with get_client(sync_client=True) as client:
-            server = str(client.api_url)
-        with temporary_settings({PREFECT_API_URL: server}), RayTaskRunner(address) as runner:
-            yield runner
 
 
 def check_cluster(address: str, engine: EngineConfig) -> None:
     """Join a Ray cluster and leave it; raises as `join_cluster` and `worker_options`."""
-    with _connect(address):
+    with join_cluster(address):
         worker_options(engine)
 
 
 @contextmanager
-def _connect(address: str) -> Iterator[None]:
+def join_cluster(address: str) -> Iterator[None]:
+    """Be a driver of a Ray cluster for the length of the block; its workers keep their models as long. Raises
+    `ConfigError` if prefect-ray is not installed, or no cluster answers."""
     if importlib.util.find_spec("prefect_ray") is None:
         raise ConfigError("runner 'ray' needs the package prefect-ray: install batchloom[ray]")
     import ray

@@ -11,19 +11,14 @@ from flows.command.commands import COMMANDS
 from flows.command.failure import EXIT_FAILED, fail
 from tasks.recover import recover_runs
 from tasks.report import report, write_report
-from tasks.storage.artifact import ArtifactRef
 
 LOGGER = logging.getLogger("batchloom")
 
 
-def report_run(database: str | Path, run_id: str, plan: ArtifactRef | None) -> None:
+def report_run(database: str | Path, run_id: str) -> None:
     """Write the report of a run and link it from the calling flow run. An error is a failed task and a warning, but
-    does not fail the night: the answers are in the tables.
-
-    Args:
-        plan: the run's plan artifact; None for the one that the run's manifest names.
-    """
-    state = report(str(database), run_id, plan, return_state=True)
+    does not fail the night: the answers are in the tables."""
+    state = report(str(database), run_id, return_state=True)
     if state.is_completed():
         LOGGER.info("report: %s", state.result())
     else:
@@ -33,7 +28,7 @@ def report_run(database: str | Path, run_id: str, plan: ArtifactRef | None) -> N
 def recover(database: Path) -> None:
     """`recover_runs`, then write the reports of the runs that it has ended."""
     for run in recover_runs(database):
-        report_run(database, run.record.run_id, run.artifacts.get("plan"))
+        report_run(database, run.record.run_id)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -75,10 +75,10 @@ class Workers:
         self.are_loaded = True
         show = start_bar(job.title, work.num_rows)
         exchange = None
-        if job.exchange is not None:
+        if job.exchange:
             from tasks.runs.run_exchange import RunExchange
 
-            exchange = RunExchange(job.run_folder, job.exchange.url)
+            exchange = RunExchange(job.run_folder, job.exchange)
             exchange.offer(job.plan)
         cluster = self._cluster
         submitted = cluster.submit(job, dispatch_order) if cluster else self._submit(job, dispatch_order, pace)
@@ -118,7 +118,7 @@ class Workers:
     def _submit(self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None") -> Iterator[Futures]:
         """One task per partition: on the engine of this process, by partition number, or on one process per engine."""
         team = self.count(job.engine)
-        has_pool = self._is_isolated or job.exchange is not None or team.num_engines > 1
+        has_pool = self._is_isolated or bool(job.exchange) or team.num_engines > 1
         if self._pool is None and has_pool:
             from tasks.workers.worker_pool import WorkerPool  # imported only when needed
 

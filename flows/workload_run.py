@@ -1,7 +1,8 @@
 """One workload from table to table: read, tokenize, plan, infer, write."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -9,19 +10,20 @@ from engine.config import EngineConfig
 from engine.encoding.families import is_encoder
 from engine.limits import check_weights
 from engine.model.loading.checkpoint import checkpoint_digest, is_plain, read_json, resolve_checkpoint
-from flows.report import report_run
+from flows.report import recover, report_run
 from flows.settings import PlanSettings, WorkerSettings
 from flows.workers import Workers, infer_plan
+from tasks.database.connection import connect
 from tasks.partitions.attempt import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.read import ReadResult, read, read_answer_length
 from tasks.recover import stop_run
 from tasks.runs.infer_job import FailurePolicy, InferJob, Member
-from tasks.runs.run import Run, set_isolation
+from tasks.runs.run import Run, hold_database, protect_result_storage, set_isolation
 from tasks.runs.run_summary import RunSummary
 from tasks.runs.source import Source
-from tasks.storage.artifact import ArtifactRef
+from tasks.storage.artifact import ArtifactRef, prune_cache, runs_folder
 from tasks.storage.plan_file import read_plan_summary
 from tasks.tokenize import read_max_model_len, tokenize
 from tasks.workloads.workload import Workload
@@ -64,6 +66,20 @@ def describe_source(
     )
 
 
+@contextmanager
+def hold_night(database: Path, lock_timeout_seconds: float, *, is_written: bool = True) -> Iterator[None]:
+    """Lock the database for a flow run, and first finish what earlier ones could not. See `recover`, `hold_database`,
+    whose errors are raised; `DatabaseError` for a wrong path is raised before a folder is made next to it."""
+    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
+        pass
+    with hold_database(database, is_written=is_written):
+        protect_result_storage()
+        if is_written and any(runs_folder(database).glob("*-*")):
+            recover(database)
+        prune_cache(database)
+        yield
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Night:
     """What all workloads of a night share: the source of rows, the engines, and when a run fails. No step of the engine
@@ -83,14 +99,11 @@ class Night:
         run: Run,
         plan: ArtifactRef,
         expected_output_tokens: int | None,
-        members: tuple[Member, ...] = (),
+        others: tuple[Member, ...] = (),
     ) -> InferJob:
         """What each worker needs to infer partitions of the plan. See `InferJob`."""
-        source, exchange = self.source, None
-        if url := self.machines.exchange:
-            from tasks.runs.run_exchange import Exchange  # imported only when needed
-
-            exchange = Exchange.below(url, run.folder, source.model)
+        source, url = self.source, self.machines.exchange
+        local_model = Path(source.model).expanduser()
         return InferJob(
             run_folder=run.folder,
             plan=plan,
@@ -100,9 +113,10 @@ class Night:
             engine=self.engine,
             failures=self.failures,
             expected_output_tokens=expected_output_tokens,
-            exchange=exchange,
+            exchange=f"{url.rstrip('/')}/{Path(run.folder).name}" if url else "",
+            model=str(local_model.absolute()) if local_model.exists() else source.model,
             deadline=self.deadline,
-            members=members,
+            others=others,
             keeps_base=self.keeps_base,
         )
 
@@ -143,11 +157,11 @@ def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run
         "full": source.full,
         "attach": dict(source.attach),
     }
-    return Run.begin(source.database, workload, source.model, source.model_digest, config, root)
+    return Run.begin(source, workload, config, root)
 
 
 def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
-    """The rows to answer, as requests. See `tasks.read.read_requests`."""
+    """The rows to answer, as requests. See `tasks.read.read`."""
     with run.measure("read"):
         found = read(source, workload, run.folder)
     run.note({"requests": found.requests}, num_already_done=found.num_already_done)
@@ -206,5 +220,5 @@ def write_rows(workload: Workload, run: Run, num_left: int) -> RunSummary:
     run.finish()
     LOGGER.info(summary.text)
     if summary.num_rows:
-        report_run(run.database, summary.run_id, run.artifacts.get("plan"))
+        report_run(run.database, summary.run_id)
     return summary

@@ -12,9 +12,8 @@ from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_tree import build_prefix_tree
 from engine.simulation.simulation import SimulationSummary, find_oversized
 from tasks.forecast.advice import advise, advise_keeping, try_settings
-from tasks.forecast.forecast import Forecast, KVMemory, Prediction, SharingPolicy, measure_shape
+from tasks.forecast.forecast import Forecast, KeptPrefixes, KVMemory, Prediction, SharingPolicy, measure_shape
 from tasks.forecast.hardware import Hardware
-from tasks.forecast.kept_prefixes import forecast_kept
 from tasks.forecast.prediction import predict
 from tasks.layouts.field_orders import order_fields
 from tasks.prompts.prompt import RequestForm
@@ -73,7 +72,7 @@ def explain(
             prediction = _simulate(rows, summary, form, answer, team, hardware)
         with run.measure("simulate a cache"):
             cached = _count_cached(rows, form, answer, team.engine, hardware)
-        kept = forecast_kept(rows, team.engine, hardware, run.database)
+        kept = KeptPrefixes.measure(rows, team.engine, hardware, run.database)
         where = "one partition" if summary.num_partitions == 1 else f"{summary.num_partitions:,} partitions"
         as_run = f"as run, in {where}" + (", without rows that do not fit" if prediction.num_oversized_rows else "")
         counts = {"none": counts.pop("none"), "LRU cache of blocks, table order": cached, **counts}

@@ -56,8 +56,10 @@ def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> 
         LOGGER.warning("%s is not renewed: %s", target, state.message)
 
 
-def publish_copy(database: str | Path, target: str | Path, *, lock_timeout_seconds: float = 60.0) -> int:
-    """Replace `target` by a copy of the database as it was last committed; returns the copy's size in bytes.
+@task(name="publish", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
+def publish(database: str | Path, target: str | Path, *, lock_timeout_seconds: float = 60.0) -> int:
+    """Replace `target` by a copy of the database as it was last committed; returns the copy's size in bytes. It is
+    retried, because a lock or a full disk may not last.
 
     Processes that have the old copy open go on reading it. During the copy others may read the database, but not write
     to it. Do not call this while this process has the database open.
@@ -87,12 +89,6 @@ def publish_copy(database: str | Path, target: str | Path, *, lock_timeout_secon
         if time.monotonic() > deadline:
             raise DatabaseError(f"{database} is written to all the time; waited {lock_timeout_seconds:g} s")
         time.sleep(WAIT_SECONDS)
-
-
-publish = task(name="publish", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)(
-    publish_copy
-)
-"""`publish_copy` as a task. It is retried, because a lock or a full disk may not last."""
 
 
 def _keep_writers_out(descriptor: int, database: Path) -> bool:

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -23,9 +23,6 @@ from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
 from tasks.storage.batches import BATCH_ROWS, sort_batches
 from tasks.storage.schemas import NUMBERS
 from tasks.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    from tasks.cascades.row_choice import RowChoice
 
 KEPT_AS_WRITTEN = "build_side_probe_side,join_filter_pushdown"
 """Optimizers that are off while rows are read. The first chooses which side of a join is built in memory by the number
@@ -60,57 +57,47 @@ def requests_schema(workload: Workload) -> pa.Schema:
     )
 
 
-def read_requests(
-    database: str | Path,
-    workload: Workload,
-    model_digest: str,
-    run_folder: str | Path,
-    *,
-    full: bool = False,
-    attach: Mapping[str, str] | None = None,
-    choice: "RowChoice | None" = None,
-) -> ReadResult:
+@task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="read-{workload.name}")
+def read(source: Source, workload: Workload, folder: str | Path) -> ReadResult:
     """Write ``requests.parquet``: the rows of the workload's query that have no answer for their content yet.
 
-    Rows are sorted by key and stream in batches; what does not fit in memory is spilled to the run folder. A row that
+    Rows are sorted by key and stream in batches; what does not fit in memory is spilled to the folder. A row that
     cannot be answered (a NULL, blank or badly encoded key or prompt field, or a reason that the query gives in its
     ``error`` column) has the reason in ``error`` and no text. Keys are text; bytes that are not UTF-8 read as ``?``.
+    There are no retries: it waits for a lock itself, and other errors would occur again.
 
     Args:
-        model_digest: of the checkpoint; answers of other models do not count.
-        full: read answered rows, too.
-        attach: what the query may read beside the database; see `tasks.database.connection.restrict_sql`.
-        choice: the rows that a step of a cascade answers; `full` changes only the first step's.
+        source: answers of other models do not count; with `full`, answered rows are read, too, except for later steps
+            of a cascade.
+        folder: of the run.
     Raises:
         DatabaseError: no database, locked, a missing table or column, a priority that is no whole number, or a query
             that reads a file it may not; the message says which.
-        ArtifactError: the run folder cannot be written.
+        ArtifactError: the folder cannot be written.
     """
-    counts = {"num_already_done": 0, "num_errors": 0}
+    counts, database = {"num_already_done": 0, "num_errors": 0}, source.database
     with connect(database, read_only=True, memory_limit=MEMORY_LIMIT) as connection:
         set_option(connection, "disabled_optimizers", KEPT_AS_WRITTEN)
-        restrict_sql(connection, [runs_folder(database)], attach or {}, temp_directory=run_folder)
+        restrict_sql(connection, [runs_folder(database)], source.attach, temp_directory=folder)
         check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
         try:
-            rows = _select_rows(connection, workload, model_digest, full, choice)
+            rows = _select_rows(connection, source, workload)
             texts = [name for name in rows.schema.names if name.startswith("text_")]
             open_rows = _take_open(rows, texts, requests_schema(workload), counts)
-            ordered = sort_batches(
-                open_rows, "sort_key", run_folder, hash_columns={name: f"hash_{name}" for name in texts}
-            )
-            path = Path(run_folder) / "requests.parquet"
+            ordered = sort_batches(open_rows, "sort_key", folder, hash_columns={name: f"hash_{name}" for name in texts})
+            path = Path(folder) / "requests.parquet"
             requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, texts))
         except (duckdb.DataError, duckdb.ProgrammingError) as error:  # a value that the query cannot compute with
             raise DatabaseError(f"{database}: in the query of workload {workload.name!r}: {explain(error)}") from error
     return ReadResult(requests=requests, num_selected=requests.num_rows, **counts)
 
 
-def _select_rows(
-    connection: duckdb.DuckDBPyConnection, workload: Workload, model_digest: str, full: bool, choice: "RowChoice | None"
-) -> pa.RecordBatchReader:
-    table = workload.output.table
-    has_answers = (not full or (choice and choice.role != "first")) and table.lower() in list_relations(connection)
+def _select_rows(connection: duckdb.DuckDBPyConnection, source: Source, workload: Workload) -> pa.RecordBatchReader:
+    table, choice = workload.output.table, source.choices.get(workload.name)
+    has_answers = (not source.full or (choice and choice.role != "first")) and table.lower() in list_relations(
+        connection
+    )
     if choice and has_answers:
         table = choice.prepare(connection, workload)
     digests = list(workload.kind.question_digests.values())
@@ -126,7 +113,7 @@ def _select_rows(
         "may_be_empty": list(workload.prompt.may_be_empty),
         "workload_digest": workload.row_digest,
         "questions": digests,
-        "model_digest": model_digest,
+        "model_digest": source.model_digest,
     }
     sha256_of = f"sha256_of_{secrets.token_hex(8)}"  # a unique name, because all connections to a file share functions
     blob, text = duckdb.sqltypes.BLOB, duckdb.sqltypes.VARCHAR
@@ -178,20 +165,6 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, texts: Sequ
         columns["row_id"] = pa.array(range(num_rows, num_rows + batch.num_rows), pa.int64())
         num_rows += batch.num_rows
         yield pa.record_batch([columns[field.name].cast(field.type) for field in schema], schema=schema)
-
-
-@task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="read-{workload.name}")
-def read(source: Source, workload: Workload, folder: str | Path) -> ReadResult:
-    """See `read_requests`. There are no retries: it waits for a lock itself, and other errors would occur again."""
-    return read_requests(
-        source.database,
-        workload,
-        source.model_digest,
-        folder,
-        full=source.full,
-        attach=source.attach,
-        choice=source.choices.get(workload.name),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

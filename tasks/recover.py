@@ -7,7 +7,7 @@ from pathlib import Path
 from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError
 from tasks.database.messages import is_of_file
 from tasks.runs.earlier_runs import sweep_runs
-from tasks.runs.run import Run, drop_exchange_copy, set_isolation
+from tasks.runs.run import Run, set_isolation, use_exchange
 from tasks.runs.run_record import RunRecord
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
@@ -44,7 +44,7 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
 
 def _discard(run: Run) -> None:
     """Delete all files of a run."""
-    drop_exchange_copy(Path(run.folder))
+    use_exchange(Path(run.folder), lambda exchange: exchange.drop())
     shutil.rmtree(run.folder, ignore_errors=True)
 
 
@@ -59,10 +59,7 @@ def recover_runs(database: Path) -> list[Run]:
     written = []
     for run in sweep_runs(database):
         run_id = run.record.run_id
-        if (Path(run.folder) / "exchange").exists():
-            from tasks.runs.run_exchange import recover_exchange
-
-            recover_exchange(run.folder)
+        use_exchange(Path(run.folder), lambda exchange: exchange.recover())
         try:
             workload = load_workload(run.record.workload_source)
             if "requests" not in run.artifacts:

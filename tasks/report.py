@@ -12,7 +12,7 @@ from tasks.database.connection import connect
 from tasks.report_page.facts import RunFacts, read_run, read_run_facts
 from tasks.report_page.findings import find_remarkable, key_figures
 from tasks.report_page.page import render_report
-from tasks.runs.earlier_runs import load_run
+from tasks.runs.run import Run
 from tasks.runs.run_summary import artifact_key
 from tasks.storage.artifact import ArtifactRef, replace_file, runs_folder, writing
 
@@ -21,16 +21,15 @@ def write_report(
     database: str | Path,
     run_id: str | None = None,
     page: str | Path | None = None,
-    plan: ArtifactRef | None = None,
     *,
     lock_timeout_seconds: float = 30.0,
 ) -> tuple[Path, RunFacts]:
     """Write the page of a run, completely or not at all, readable by its owner alone. The database is only read.
+    Without the plan that the run's manifest names there are no share degrees.
 
     Args:
         run_id: None for the newest run.
         page: the file; None for ``report.html`` in the run's folder.
-        plan: the run's plan artifact; None for that of the run's manifest. Without a plan there are no share degrees.
     Returns:
         the absolute path of the page, and what it shows.
     Raises:
@@ -40,7 +39,7 @@ def write_report(
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds) as connection:
         run = read_run(connection, run_id)
         folder = runs_folder(database) / run.run_id
-        facts = read_run_facts(connection, run, plan or _find_plan(database, folder))
+        facts = read_run_facts(connection, run, _find_plan(database, folder))
     path = Path(page) if page is not None else folder / "report.html"
     if page is None:
         with writing(folder):
@@ -51,10 +50,10 @@ def write_report(
 
 
 @task(name="report", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def report(database: str, run_id: str, plan: ArtifactRef | None) -> str:
+def report(database: str, run_id: str) -> str:
     """Write the page of a run into its folder and link it, with the main numbers, from the flow run; returns its path.
     See `write_report`."""
-    path, facts = write_report(database, run_id, plan=plan)
+    path, facts = write_report(database, run_id)
     workload = facts.run.workload
     create_link_artifact(
         link=path.as_uri(),
@@ -78,7 +77,7 @@ def summarise(facts: RunFacts) -> str:
 
 def _find_plan(database: str | Path, folder: Path) -> ArtifactRef | None:
     try:
-        return load_run(database, folder).artifacts.get("plan")
+        return Run.load(database, folder).artifacts.get("plan")
     except ArtifactError:
         return None
 

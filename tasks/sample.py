@@ -1,5 +1,6 @@
 """Samples a workload's rows: chooses them in proportion, writes their requests, and reads their answers."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +13,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from sql import statement
-from tasks.database.connection import execute
+from tasks.answers.kind import AnswerKind
+from tasks.database.connection import execute, fill_identifiers
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.storage.batches import BATCH_ROWS
 from tasks.workloads.workload import Workload
 
 SEED = 0
 """Decides which rows are chosen."""
-
-HIDDEN_COLUMNS = (
-    *("row_id", "token_ids", "label_logprobs", "finish_reason", "error", "compute_ms", "prefix_group"),
-    *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
-)
-"""Columns of a part that are not shown as the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +34,15 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledRow:
-    """A row of the sample: its key, the columns of its answer to their values, without nulls, and why there is no
-    answer."""
+class AnsweredRow:
+    """A row of a sample, whose answers are in no table: its key, the columns of the output table to their values (empty
+    without an answer), why an answer is missing (None if none is), and the tokens of its prompts and answers."""
 
     key: Mapping[str, Any]
-    share_degree: int
-    num_prompt_tokens: int
-    num_output_tokens: int
     answer: Mapping[str, Any]
     error: str | None
+    num_prompt_tokens: int
+    num_output_tokens: int
 
 
 @task(name="sample", retries=0, cache_policy=NO_CACHE, persist_result=False)
@@ -72,49 +67,63 @@ def choose_rows(
     with duckdb.connect() as connection:
         how = {**files, "num_rows": num_rows, "seed": SEED, "num_questions": num_questions}
         chosen = execute(connection, "sample/choose_rows", how).fetchall()
-        parameters = {"requests": requests.path, "row_ids": [row_id for row_id, _, _ in chosen]}
-        num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
-        rows = connection.sql(statement("sample/take_requests"), params=parameters).to_arrow_reader(BATCH_ROWS)
-        with open_parquet(requests) as file:
-            schema = file.schema_arrow
-        sampled = write_parquet(
-            Path(folder) / "requests.parquet", schema, (batch.select(schema.names).cast(schema) for batch in rows)
-        )
+    num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
+    row_ids = {"row_ids": [row_id for row_id, _, _ in chosen]}
+    sampled = take_requests("sample/take_requests", requests, row_ids, Path(folder) / "requests.parquet")
     return Sample(requests=sampled, share_degrees=[degree for _, degree, _ in chosen], num_all=num_all)
 
 
-def read_sample(sample: Sample, workload: Workload, parts: Sequence[ArtifactRef]) -> list[SampledRow]:
-    """The chosen rows with their answers, in the order of the requests.
+def take_requests(
+    name: str, requests: ArtifactRef, parameters: Mapping[str, Any], target: Path, **identifiers: Sequence[str]
+) -> ArtifactRef:
+    """Write `target`: the rows that ``sql/<name>.sql`` takes from a requests artifact, in its columns.
 
     Args:
-        workload, parts: with the key columns, and with all answers.
+        parameters, identifiers: of the statement, beside $requests, the artifact's path.
     """
-    keys = pq.read_table(sample.requests.path, columns=list(workload.key)).to_pylist()
-    answers: dict[int, dict[str, Any]] = {}
-    for part in parts:
-        for row in pq.read_table(part.path).to_pylist():
-            number = row["row_id"] // len(workload.kind.suffixes)
-            answers[number] = _join(answers[number], row) if number in answers else row
+    text = fill_identifiers(statement(name), **identifiers)
+    with open_parquet(requests) as file, duckdb.connect() as connection:
+        schema = file.schema_arrow
+        rows = connection.sql(text, params={"requests": requests.path, **parameters}).to_arrow_reader(BATCH_ROWS)
+        return write_parquet(target, schema, (batch.select(schema.names).cast(schema) for batch in rows))
+
+
+def read_answers(
+    workload: Workload, requests: ArtifactRef, tokens: ArtifactRef, parts: Sequence[ArtifactRef]
+) -> list[AnsweredRow]:
+    """The rows with their answers, in the order of the requests.
+
+    Args:
+        requests, tokens, parts: of the rows, numbered from 0: keys, errors of prompts, and all answers.
+    """
+    prompts = pq.read_table(tokens.path, columns=["row_id", "error"]).to_pylist()
+    counts = {"num_prompt_tokens": 0, "num_output_tokens": 0}
+    asked = {prompt["row_id"]: {"error": prompt["error"] or "not answered", **counts} for prompt in prompts}
+    asked |= {answer["row_id"]: answer for part in parts for answer in pq.read_table(part.path).to_pylist()}
+    keys = pq.read_table(requests.path, columns=list(workload.key)).to_pylist()
+    of_rows: list[list[Mapping[str, Any]]] = [[] for _ in keys]
+    for row_id in sorted(asked):
+        of_rows[row_id // len(workload.kind.suffixes)].append(asked[row_id])
     return [
-        SampledRow(
+        AnsweredRow(
             key=key,
-            share_degree=degree,
-            num_prompt_tokens=answers[number]["num_prompt_tokens"],
-            num_output_tokens=answers[number]["num_output_tokens"],
-            answer={
-                name: value
-                for name, value in answers[number].items()
-                if name not in HIDDEN_COLUMNS and value is not None
-            },
-            error=answers[number]["error"],
+            answer=_read_columns(workload.kind, found),
+            error="; ".join(dict.fromkeys(each["error"] for each in found if each["error"])) or None,
+            **{name: sum(each[name] for each in found) for name in counts},
         )
-        for number, (key, degree) in enumerate(zip(keys, sample.share_degrees, strict=True))
-        if number in answers
+        for key, found in zip(keys, of_rows, strict=True)
     ]
 
 
-def _join(row: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Joins the answers to two questions about a row."""
-    sums = {name: row[name] + other[name] for name in ("num_prompt_tokens", "num_output_tokens")}
-    error = "; ".join(filter(None, (row["error"], other["error"]))) or None
-    return row | {name: value for name, value in other.items() if value is not None} | sums | {"error": error}
+def _read_columns(kind: AnswerKind, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The values of the output table's columns from the answers to one row's requests, as parts hold them."""
+    values = {
+        name: value for each in found if each["error"] is None for name, value in each.items() if value is not None
+    }
+    if not values:
+        return {}
+    if kind.insert_statement == "write/insert_extracted":  # the columns are fields of a JSON object
+        values = json.loads(values["answer"])
+        return {name: values.get(name) for name in kind.written}
+    given = {field.name for field in kind.part_fields}
+    return {name: values.get(place) for name, place in kind.written.items() if place in given}

@@ -45,16 +45,12 @@ BATCH_ROWS = 512
 
 
 @task(name="tokenize", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="tokenize-{workload.name}")
-def tokenize(source: Source, requests: ArtifactRef, workload: Workload, cache: Path | None = None) -> ArtifactRef:
-    """The prompts of `write_tokens` from the cache of a database, written if it does not have them.
-
-    Args:
-        cache: the database; None for the source's own.
-    """
+def tokenize(source: Source, requests: ArtifactRef, workload: Workload) -> ArtifactRef:
+    """The prompts from the cache of the source's database, written if it does not have them. See `write_tokens`."""
     limit = source.max_model_len
     content = (requests.digest, workload.digest, source.model_digest, limit)
     write = partial(write_tokens, requests, workload=workload, checkpoint=source.checkpoint, max_model_len=limit)
-    return build_once(cache or source.database, "tokens", content, CODE, write)
+    return build_once(source.database, "tokens", content, CODE, write)
 
 
 def write_tokens(

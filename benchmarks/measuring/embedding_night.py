@@ -20,10 +20,10 @@ from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
-from tasks.read import read_requests
-from tasks.runs.earlier_runs import load_run
+from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
+from tasks.runs.source import Source
 from tasks.storage.artifact import runs_folder
 from tasks.storage.plan_file import read_plan_summary
 from tasks.tokenize import read_max_model_len, write_tokens
@@ -75,11 +75,15 @@ def run_stage(stage: str, folder: Path) -> None:
     """Run one stage in this process; the run's folder holds the results of earlier ones."""
     workload, model, database = _load(folder), folder / "model", folder / "case.duckdb"
     if stage == "read":
-        run = Run.begin(database, workload, str(model), "model", {})
-        run.note({"requests": read_requests(database, workload, "model", run.folder).requests})
+        max_model_len = read_max_model_len(model, "auto")
+        source = Source(
+            database=database, model=str(model), checkpoint=model, model_digest="model", max_model_len=max_model_len
+        )
+        run = Run.begin(source, workload, {})
+        run.note({"requests": read.fn(source, workload, run.folder).requests})
         return
     (record,) = runs_folder(database).glob("*/manifest.json")
-    run = load_run(database, record.parent)
+    run = Run.load(database, record.parent)
     target = Path(run.folder) / f"{stage}.parquet"
     if stage == "tokenize":
         max_model_len = read_max_model_len(model, "auto")

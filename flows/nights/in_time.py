@@ -32,8 +32,7 @@ def find_load_seconds(night: "Night", deadline: float, title: str) -> float | No
     """
     if night.workers.are_loaded:
         return 0.0
-    source = night.source
-    seconds = forecast_load(source.database, source.checkpoint, source.model_digest, night.engine)
+    seconds = forecast_load(night.source, night.engine)
     if time.time() + seconds < deadline:
         return seconds
     LOGGER.warning("%s: not begun before the deadline, since its model takes %.0f s to load", title, seconds)

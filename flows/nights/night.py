@@ -17,21 +17,18 @@ from flows.command.run_flow import prepare_console
 from flows.nights.check import find_problems
 from flows.nights.night_file import NightPlan, load_night
 from flows.nights.together import answer_together
-from flows.report import recover
 from flows.workers import Workers
-from flows.workload_run import Night, answer_workload, find_source
+from flows.workload_run import Night, answer_workload, find_source, hold_night
 from tasks.cascades.certificate import certify
 from tasks.cascades.row_choice import RowChoice
-from tasks.database.connection import connect
 from tasks.forecast.load_time import forecast_load
 from tasks.nights.allotment import Portion, allot, begin_wave
 from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.publish import publish_night
-from tasks.runs.run import hold_database, needs_isolation, protect_result_storage
+from tasks.runs.run import needs_isolation
 from tasks.runs.run_summary import RunSummary, show_summaries
 from tasks.runs.source import Source
-from tasks.storage.artifact import prune_cache
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -69,12 +66,7 @@ def night(
     plan = load_night(file)
     limits = (until, budget) if until or budget else (plan.tables.until, plan.tables.budget)
     deadline = find_deadline(*limits, begun)
-    with connect(plan.database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path fails here, before a folder is made next to it
-    with hold_database(plan.database):
-        protect_result_storage()
-        recover(plan.database)
-        prune_cache(plan.database)
+    with hold_night(plan.database, lock_timeout_seconds):
         if problems := find_problems(plan):
             raise ConfigError(f"{file}: {'; '.join(problems)}")
         run = NightRun(plan, full, deadline.timestamp() if deadline else None)
@@ -128,7 +120,7 @@ class NightRun:
         first = [step for step in plan.steps if not step.after]
         if self._deadline is None or len({step.model for step in first}) == 1:
             return
-        from flows.nights.foresight import foresee  # imported only when needed
+        from flows.prediction import foresee  # imported only when needed
 
         for step in first:
             night = self._use(step.model)
@@ -136,8 +128,7 @@ class NightRun:
                 source = replace(night.source, choices=self._choose_rows(step.name, night.source))
                 found = foresee(replace(night, source=source), plan.workloads[step.name])
                 if found and step.model not in load_seconds:
-                    given = (source.database, source.checkpoint, source.model_digest, night.engine)
-                    load_seconds[step.model] = forecast_load(*given)
+                    load_seconds[step.model] = forecast_load(source, night.engine)
             except Exception as error:
                 LOGGER.warning("%s: no time is reserved for it: %s", step.name, " ".join(str(error).split()))
             else:
@@ -191,9 +182,8 @@ class NightRun:
         if step.role == "unsure" and step.cascade.num_sampled:
             digests = (digest, source.model_digest)
             workload = replace(self._plan.workloads[name], name=step.workload)
-            found = certify(str(source.database), workload, step.cascade, digests, dict(source.attach))
-            LOGGER.info("%s: %s", name, found.text)
-            threshold = found.threshold
+            threshold, text = certify(str(source.database), workload, step.cascade, digests, dict(source.attach))
+            LOGGER.info("%s: %s", name, text)
         num_sampled = step.cascade.num_sampled
         return {name: RowChoice(role=step.role, model_digest=digest, num_sampled=num_sampled, threshold=threshold)}
 

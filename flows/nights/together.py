@@ -20,7 +20,7 @@ from tasks.nights.joint_tokens import count_shared, join_tokens
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length
 from tasks.recover import stop_run
-from tasks.runs.infer_job import Member
+from tasks.runs.infer_job import InferJob, Member
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import ArtifactRef
@@ -80,7 +80,16 @@ def _answer(night: Night, runs: Sequence[WorkloadRun]) -> dict[str, int | Except
     if len(runs) == 1:
         workload, run = runs[0]
         return {workload.name: infer_rows(night, workload, run, plan_rows(source, workload, run, tokens[0]))}
-    return _infer_together(night, runs, tokens, _plan_together(night, runs, tokens))
+    num_planned = [count_planned(ref) for ref in tokens]
+    if infer_together(night, runs, tokens, _plan_together(night, runs, tokens)) is None:
+        return {workload.name: num_rows for (workload, _), num_rows in zip(runs, num_planned, strict=True)}
+    ends: dict[str, int | Exception] = {}
+    for (workload, run), num_rows in zip(runs, num_planned, strict=True):
+        try:
+            ends[workload.name] = num_rows - check_failures(night, workload, run.list_parts())
+        except FailureRateError as error:
+            ends[workload.name] = error
+    return ends
 
 
 def _plan_together(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef]) -> ArtifactRef:
@@ -102,14 +111,19 @@ def _plan_together(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[A
     return plan
 
 
-def _infer_together(
+def infer_together(
     night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef], plan: ArtifactRef
-) -> dict[str, int | Exception]:
-    """Infer the partitions of the joint plan to parts of each run. See `_answer` for the result."""
+) -> InferJob | None:
+    """Infer the partitions of a joint plan to parts of each run; returns the job, or None if the model cannot load in
+    time. See `infer_plan`.
+
+    Args:
+        tokens, plan: the prompts of each run, and the plan of all.
+    """
     source, summary = night.source, read_plan_summary(plan)
     lengths = [read_answer_length(source.database, workload) for workload, _ in runs]
     firsts = find_first_row_ids(tokens)
-    members = tuple(
+    first, *others = (
         Member(
             run_folder=run.folder,
             workload=workload,
@@ -118,20 +132,11 @@ def _infer_together(
         )
         for (workload, run), first_row_id, length in zip(runs, firsts, lengths, strict=True)
     )
-    job = night.make_job(*runs[0], plan, None, members)
+    job = night.make_job(*runs[0], plan, first.expected_output_tokens, tuple(others))
     LOGGER.info("%s: %s", job.title, summary.text)
     num_answer_tokens = _average([length.num_tokens for length in lengths], tokens)
-    num_planned = {run: count_planned(ref) for (_, run), ref in zip(runs, tokens, strict=True)}
-    shares = {run: num_rows / max(1, summary.num_rows) for run, num_rows in num_planned.items()}
-    if infer_plan(night, job, summary, shares, num_answer_tokens) is None:
-        return {workload.name: num_planned[run] for workload, run in runs}
-    ends: dict[str, int | Exception] = {}
-    for workload, run in runs:
-        try:
-            ends[workload.name] = num_planned[run] - check_failures(night, workload, run.list_parts())
-        except FailureRateError as error:
-            ends[workload.name] = error
-    return ends
+    shares = {run: count_planned(ref) / max(1, summary.num_rows) for (_, run), ref in zip(runs, tokens, strict=True)}
+    return None if infer_plan(night, job, summary, shares, num_answer_tokens) is None else job
 
 
 def _average(values: Sequence[int], tokens: Sequence[ArtifactRef]) -> float:

@@ -7,6 +7,7 @@ import logging
 import sys
 import tempfile
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -14,25 +15,24 @@ from prefect import flow
 from pydantic import Field
 
 from flows.command.run_flow import prepare_console, run_flow
+from flows.nights.together import infer_together
 from flows.prediction import forecast_rows, read_and_plan
 from flows.quality.comparison_page import render_comparison
 from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
-from flows.workload_run import Night, begin_run, find_source, infer_rows
-from tasks.answers.pair import PairedAnswers
+from flows.workload_run import Night, begin_run, find_source, hold_night, tokenize_rows
 from tasks.comparison.difference import PromptDiff, check_gold, compare_with_gold, measure_agreement
-from tasks.comparison.paired_rows import pair_prompts, pair_workloads, read_pairs
-from tasks.database.connection import connect
+from tasks.comparison.paired_rows import PairedRow, check_comparable, take_same_rows
 from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.kept import use_kept
+from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy
-from tasks.runs.run import hold_database, protect_result_storage
-from tasks.sample import choose_rows
-from tasks.storage.artifact import prune_cache
+from tasks.sample import choose_rows, read_answers
 from tasks.storage.plan_file import read_plan_summary
+from tasks.storage.row_numbers import write_joined
 from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -74,12 +74,8 @@ def compare(
     Raises:
         BatchloomError: a parameter is wrong; the message says what and where.
     """
-    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path fails here, before a folder is made next to it
-    first, second = (use_kept(database, load_workload(name)) for name in workloads)
-    with hold_database(database, is_written=False):
-        protect_result_storage()
-        prune_cache(database)
+    with hold_night(database, lock_timeout_seconds, is_written=False):
+        first, second = (use_kept(database, load_workload(name)) for name in workloads)
         config = engine.to_config()
         source = find_source(database, model, config, planning, True, find_attachments(attach))
         machines.check_host(config, source.checkpoint)
@@ -102,39 +98,44 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
     source, names = night.source, (first.name, second.name)
     if first.name == second.name:
         names = (f"{first.name} (old)", f"{second.name} (new)")
-    both = pair_workloads(first, second, source.checkpoint)
-    assert isinstance(both.kind, PairedAnswers)
+    check_comparable(first, second)
+    first, second = both = (first.bind(source.checkpoint), second.bind(source.checkpoint))
     if gold is not None:
-        check_gold(source.database, gold, (first, second))
+        check_gold(source.database, gold, both)
     with tempfile.TemporaryDirectory(prefix="batchloom-compare-") as name:
         folder = Path(name)
         whole = begin_run(night, second, folder)
         found, plan = read_and_plan(source, second, whole)
         if plan is None:
             return PromptDiff(names=names)
-        run, asked = begin_run(night, both, folder), begin_run(night, first, folder)
-        requests = read(source, first, asked.folder).requests
-        chosen = choose_rows(found.requests, whole.artifacts["tokens"], plan, run.folder, num_rows, second).requests
-        limit = source.max_model_len
-        tokens = pair_prompts((first, second), requests, chosen, Path(run.folder), source.checkpoint, limit)
-        how = (source.method, source.partition_tokens, both.kind.max_answer_tokens, source.block_size)
-        plans = {side: write_plan(of_side, folder / f"{side}.parquet", *how) for side, of_side in tokens.items()}
-        num_computed = {side: read_plan_summary(each).sharing.num_processed_tokens for side, each in plans.items()}
-        infer_rows(night, both, run, plans["both"])
-        rows = read_pairs(second, both.kind, chosen, tokens["both"], run.list_parts())
-        differences = [] if gold is None else compare_with_gold(source.database, gold, (first, second), rows)
-        lengths = [[row.num_output_tokens[side] for row in rows if row.errors[side] is None] for side in (0, 1)]
-        answered = AnsweredSample(
-            plan=plans["both"], workload=both, output_tokens=lengths[0] + lengths[1], steps=run.list_steps()
-        )
+        runs = [(workload, begin_run(night, workload, folder)) for workload in both]
+        of_first, of_second = (Path(run.folder) for _, run in runs)
+        chosen = choose_rows(found.requests, whole.artifacts["tokens"], plan, str(of_second), num_rows, second).requests
+        same = take_same_rows(first, read(source, first, of_first).requests, chosen, of_first / "same.parquet")
+        requests = [same, chosen]
+        tokens = [tokenize_rows(source, *run, each) for run, each in zip(runs, requests, strict=True)]
+        joint = write_joined(tokens, folder / "joint.parquet")
+        num_answer_tokens = max(workload.kind.max_answer_tokens for workload in both)
+        how = (source.method, source.partition_tokens, num_answer_tokens, source.block_size)
+        plans = [write_plan(each, folder / f"plan-{n}.parquet", *how) for n, each in enumerate([joint, *tokens])]
+        num_computed = [read_plan_summary(each).sharing.num_processed_tokens for each in plans]
+        job = infer_together(night, runs, tokens, plans[0])
+        assert job is not None, "there is no deadline"
+        parts = [run.list_parts() for _, run in runs]
+        night.failures.check(count_reasons(chain(*parts)), sum(part.num_rows for part in chain(*parts)))
+        answers = [read_answers(*given) for given in zip(both, requests, tokens, parts, strict=True)]
+        rows = [PairedRow(*pair) for pair in zip(*answers, strict=True)]
+        differences = [] if gold is None else compare_with_gold(source.database, gold, both, rows)
+        lengths = [[row.num_output_tokens for row in side if row.error is None] for side in answers]
+        answered = AnsweredSample(job=job, output_tokens=lengths[0] + lengths[1], steps=runs[0][1].list_steps())
         return PromptDiff(
             names=names,
             gold=gold or "",
             rows=tuple(rows),
-            agreements=tuple(measure_agreement((first, second), rows)),
+            agreements=tuple(measure_agreement(both, rows)),
             differences=tuple(differences),
-            num_tokens_together=num_computed["both"],
-            num_tokens_apart=num_computed["first"] + num_computed["second"],
+            num_tokens_together=num_computed[0],
+            num_tokens_apart=num_computed[1] + num_computed[2],
             forecast=forecast_rows(night, plan, second, lengths[1], answered),
         )
 

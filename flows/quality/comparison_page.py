@@ -9,6 +9,7 @@ from flows.quality.text_page import TextPage, make_table
 from tasks.comparison.difference import PromptDiff
 from tasks.comparison.paired_rows import PairedRow
 from tasks.report_page.quality import interval
+from tasks.sample import AnsweredRow
 
 MOST_ROWS = 50
 """Changed rows that are shown."""
@@ -40,17 +41,17 @@ def render_comparison(found: PromptDiff, columns: int = 0) -> str:
 
 
 def _list_changes(found: PromptDiff, changed: list[PairedRow]) -> Table:
-    table = make_table("Other answers", (*changed[0].key, *found.names), show_lines=True)
+    table = make_table("Other answers", (*changed[0].second.key, *found.names), show_lines=True)
     for row in changed:
-        table.add_row(*map(show_value, row.key.values()), _show_answer(row, 0), _show_answer(row, 1))
+        table.add_row(*map(show_value, row.second.key.values()), *map(_show_answer, row))
     return table
 
 
-def _show_answer(row: PairedRow, side: int) -> str:
-    if row.errors[side] is not None:
-        return f"error: {show_value(row.errors[side])}"
+def _show_answer(row: AnsweredRow) -> str:
+    if row.error is not None:
+        return f"error: {show_value(row.error)}"
     hidden = ("_logprobs", "_probabilities")
-    shown = {name: value for name, value in row.answers[side].items() if not name.endswith(hidden)}
+    shown = {name: value for name, value in row.answer.items() if not name.endswith(hidden)}
     if len(shown) == 1:
         return show_value(next(iter(shown.values())))
     return escape(", ".join(f"{name} {show_value(value)}" for name, value in shown.items()))

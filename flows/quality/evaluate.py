@@ -17,8 +17,7 @@ from flows.quality.evaluation_page import render_evaluation
 from flows.quality.text_page import publish_page
 from flows.report import report_run
 from tasks.database.connection import connect
-from tasks.evaluation.evaluation import Evaluation
-from tasks.evaluation.evaluation import evaluate as evaluate_workload
+from tasks.evaluation.evaluation import Evaluation, evaluate_answers
 from tasks.evaluation.threshold import Threshold
 from tasks.layouts.kept import use_kept
 from tasks.workloads.workload import load_workload
@@ -67,12 +66,12 @@ def evaluate(
     thresholds = [Threshold.parse(text, is_least=True) for text in min]
     thresholds += [Threshold.parse(text, is_least=False) for text in max]
     loaded = use_kept(database, load_workload(workload))
-    evaluation = evaluate_workload(database, loaded, gold, run_id=run, against=against, k=k)
+    evaluation = evaluate_answers(database, loaded, gold, run_id=run, against=against, k=k)
     page = render_evaluation(evaluation)
     LOGGER.info("%s", page)
     publish_page("evaluation", loaded.name, page, f"{loaded.name}: answers against {gold or against}")
     if evaluation.run_id is not None:
-        report_run(database, evaluation.run_id, None)
+        report_run(database, evaluation.run_id)
     if failures := [failure for each in thresholds for failure in each.find_failures(evaluation.metrics)]:
         raise QualityError("; ".join(failures))
     return evaluation

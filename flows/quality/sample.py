@@ -2,7 +2,6 @@
 
 import logging
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from flows.prediction import forecast_rows, read_and_plan
@@ -14,17 +13,11 @@ from tasks.layouts.settle import settle_layouts
 from tasks.recover import stop_run
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
-from tasks.sample import Sample, choose_rows, read_sample
+from tasks.sample import Sample, choose_rows, read_answers
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
-
-
-def answer_samples(night: Night, workloads: Sequence[Workload], num_rows: int, keep: bool) -> list[RunSummary]:
-    """Call `answer_sample` for each workload; returns the summaries of runs that were written. See `answer_sample`."""
-    found = [answer_sample(night, workload, num_rows, keep) for workload in workloads]
-    return [summary for summary in found if summary is not None]
 
 
 def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -> RunSummary | None:
@@ -54,18 +47,17 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
             if keep:
                 stop_run(run, workload, error)
             raise
-        _show(night, workload, run, sample, plan, sample_plan)
+        _show(night, workload, run, sample, plan)
         return write_rows(workload, run, num_left) if keep else None
 
 
-def _show(
-    night: Night, workload: Workload, run: Run, sample: Sample, plan: ArtifactRef, sample_plan: ArtifactRef
-) -> None:
-    """Show the answers, and the forecast if it can be computed."""
-    rows = read_sample(sample, workload, run.list_parts())
+def _show(night: Night, workload: Workload, run: Run, sample: Sample, plan: ArtifactRef) -> None:
+    """Show the answers, and the forecast for all rows, whose plan is given, if it can be computed."""
+    rows = read_answers(workload, sample.requests, run.artifacts["tokens"], run.list_parts())
     output_tokens = [row.num_output_tokens for row in rows if row.error is None]
-    answered = AnsweredSample(plan=sample_plan, workload=workload, output_tokens=output_tokens, steps=run.list_steps())
-    shown = (workload.name, rows, sample.num_all, forecast_rows(night, plan, workload, output_tokens, answered))
+    job = night.make_job(workload, run, run.artifacts["plan"], None)
+    answered = AnsweredSample(job=job, output_tokens=output_tokens, steps=run.list_steps())
+    shown = (workload.name, sample, rows, forecast_rows(night, plan, workload, output_tokens, answered))
     LOGGER.info("%s", render_sample(*shown))
     description = f"{workload.name}: {len(rows):,} of {sample.num_all:,} rows answered"
     publish_page("sample", workload.name, render_sample(*shown, ARTIFACT_COLUMNS), description)

@@ -8,44 +8,42 @@ from rich.table import Table
 
 from flows.quality.text_page import TextPage, make_table, show_duration, show_size
 from tasks.forecast.sampled import Estimate, SampledForecast
-from tasks.sample import SampledRow
+from tasks.sample import AnsweredRow, Sample
 
 MOST_CHARACTERS = 300
 """Characters after which a shown value is cut."""
 
 
 def render_sample(
-    workload: str, rows: Sequence[SampledRow], num_all: int, forecast: SampledForecast | None, columns: int = 0
+    workload: str, sample: Sample, rows: Sequence[AnsweredRow], forecast: SampledForecast | None, columns: int = 0
 ) -> str:
     """The answers and the forecast as tables.
 
     Args:
-        num_all: number of rows that the sample was chosen from.
+        sample, rows: the rows that were chosen, and their answers.
         forecast: for all rows; None if there is none.
         columns: width; 0 is the terminal's.
     """
     page = TextPage(columns)
     num_failed = sum(row.error is not None for row in rows)
-    page.console.print(
-        escape(f"{workload}: {len(rows):,} of {num_all:,} rows answered as a sample, {num_failed:,} of them failed"),
-        highlight=False,
-    )
-    page.console.print(_list_answers(rows))
+    answered = f"{len(rows):,} of {sample.num_all:,} rows answered as a sample"
+    page.console.print(escape(f"{workload}: {answered}, {num_failed:,} of them failed"), highlight=False)
+    page.console.print(_list_answers(sample, rows))
     if forecast is not None:
         page.console.print(list_forecast(forecast))
     return page.text
 
 
-def _list_answers(rows: Sequence[SampledRow]) -> Table:
+def _list_answers(sample: Sample, rows: Sequence[AnsweredRow]) -> Table:
     keys = list(rows[0].key) if rows else []
-    answers = list(dict.fromkeys(name for row in rows for name in row.answer))
+    answers = [name for name in dict.fromkeys(name for row in rows for name in row.answer) if name != "label_logprobs"]
     has_errors = any(row.error for row in rows)
     texts = (*keys, *answers, *(["error"] if has_errors else []))
     table = make_table("", texts, ("shared by", "prompt tokens", "output tokens"))
-    for row in rows:
+    for row, share_degree in zip(rows, sample.share_degrees, strict=True):
         values = [*row.key.values(), *(row.answer.get(name) for name in answers)]
         values += [row.error] if has_errors else []
-        counts = (row.share_degree, row.num_prompt_tokens, row.num_output_tokens)
+        counts = (share_degree, row.num_prompt_tokens, row.num_output_tokens)
         table.add_row(*map(show_value, values), *map(_count, counts))
     return table
 

@@ -33,24 +33,15 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class _Switched(AnswerKind):
-    """A kind whose prompts set the chat template's switch for thinking."""
+    """A kind whose prompts set the chat template's switch for thinking. If it is decoded, its answers may follow
+    thoughts, which are kept in a column of their own or dropped."""
 
     switch: Switch = Field(alias="thinking")
+    max_thinking_tokens: StrictInt = 0
 
     @property
     def thinking(self) -> str:  # type: ignore[override]
         return self.switch
-
-    @property
-    def digest_parts(self) -> list[Any]:
-        return [*super().digest_parts, self.switch]
-
-
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
-class _Thinking(_Switched):
-    """A decoded kind whose answers follow thoughts, which are kept in a column of their own or dropped."""
-
-    max_thinking_tokens: StrictInt = 0
 
     @property
     def is_kept(self) -> bool:
@@ -59,7 +50,7 @@ class _Thinking(_Switched):
 
     @property
     def digest_parts(self) -> list[Any]:
-        return [*super().digest_parts, self.max_thinking_tokens]
+        return [*super().digest_parts, self.switch, *([self.max_thinking_tokens] if self.is_decoded else [])]
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -86,15 +77,18 @@ class _Thinking(_Switched):
     def check(self, key: Sequence[str]) -> None:
         super().check(key)
         most, thinks = self.max_thinking_tokens, self.switch != "off"
+        refuse = f"thinking must be 'off' where nothing is decoded, got {self.switch!r}"
+        refuse_if(thinks and not self.is_decoded, refuse)  # the first token after the prompt is the answer
         refuse_if(thinks and most < 1, f"thinking = {self.switch!r} needs max_thinking_tokens, a number of tokens")
         refuse_if(not thinks and most, "max_thinking_tokens belongs to thinking = 'keep' or 'drop'")
         names = [name.lower() for name in super().columns]
         refuse_if(self.is_kept and THINKING_COLUMN in names, f"thinking = 'keep' writes a column {THINKING_COLUMN!r}")
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
-        (settings,) = super().ask(encode_labels, expected_output_tokens)
+        asked = super().ask(encode_labels, expected_output_tokens)
         if self.switch == "off":
-            return [settings]
+            return asked
+        (settings,) = asked
         most = settings["max_new_tokens"] + self.max_thinking_tokens
         return [{**settings, "max_new_tokens": most, "thinking": ThinkingBudget(self.max_thinking_tokens)}]
 
@@ -109,31 +103,22 @@ class _Thinking(_Switched):
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
-class ThinkingText(_Thinking, TextAnswer):  # type: ignore[override]  # here, fields of parts are a property
+class ThinkingText(_Switched, TextAnswer):  # type: ignore[override]  # here, fields of parts are a property
     """A generated text."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
-class ThinkingExtraction(_Thinking, Extraction):
+class ThinkingExtraction(_Switched, Extraction):
     """Typed columns, or one JSON column."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
-class _Silent(_Switched):
-    """A kind whose answers come from the first token after the prompt, so that there is no room for thoughts."""
-
-    def check(self, key: Sequence[str]) -> None:
-        super().check(key)
-        refuse_if(self.switch != "off", f"thinking must be 'off' where nothing is decoded, got {self.switch!r}")
-
-
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
-class SilentScore(_Silent, LabelScore):
+class SilentScore(_Switched, LabelScore):  # type: ignore[override]
     """A choice among labels."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
-class SilentDecisions(_Silent, Decisions):
+class SilentDecisions(_Switched, Decisions):
     """Answers to questions."""
 
     @property

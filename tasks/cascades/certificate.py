@@ -3,48 +3,19 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.cascades.bound import Threshold, choose_threshold
+from tasks.cascades.bound import choose_threshold
 from tasks.cascades.cascade import Cascade, find_answer_columns
 from tasks.cascades.row_choice import RowChoice, take_answers
 from tasks.database.connection import connect, execute, restrict_sql, transaction
 from tasks.storage.artifact import runs_folder
 from tasks.workloads.workload import Workload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate(Threshold):
-    """A row of the table ``certificates`` without the sample; ``cascade/create_certificates`` describes the columns."""
-
-    certificate_id: str
-    workload: str
-    workload_digest: str
-    first_model_digest: str
-    second_model_digest: str
-    target_agreement: float
-    confidence: float
-    num_rows: int
-    num_sampled: int
-    num_agreed: int
-    num_sent: int
-    reason: str
-
-    @property
-    def text(self) -> str:
-        """The certificate as one line."""
-        agreed = f"both models agree in {self.num_agreed:,} of {self.num_sampled:,} sampled rows"
-        if self.threshold is None:
-            return f"{agreed}; {self.reason}: all {self.num_rows:,} rows go to the large model"
-        return (
-            f"{agreed}; {self.num_sent:,} of {self.num_rows:,} rows, of probabilities below {self.threshold:.4g}, go "
-            f"to the large model; with confidence {self.confidence:g} at least {self.target_agreement:g} of the rows "
-            "outside the sample have its answer then"
-        )
 
 
 @task(name="certify", retries=0, cache_policy=NO_CACHE, persist_result=False)
@@ -54,9 +25,10 @@ def certify(
     cascade: Cascade,
     model_digests: tuple[str, str],
     attach: Mapping[str, str],
-) -> Certificate:
+) -> tuple[float | None, str]:
     """Choose a cascade's threshold by the rows that both models have answered, and keep the certificate, under the
-    workload's name. The same answers give the same certificate, which is kept once.
+    workload's name. The same answers give the same certificate, which is kept once. Returns the threshold, see
+    `Threshold`, and the certificate as one line.
 
     Args:
         cascade: with a target.
@@ -81,7 +53,7 @@ def certify(
         )
         threshold = {"threshold": found.threshold}
         ((num_sent,),) = execute(connection, "cascade/count_sent_rows", threshold).fetchall()
-        facts = {
+        facts: dict[str, Any] = {
             "workload": workload.name,
             "workload_digest": workload.digest,
             "first_model_digest": first,
@@ -96,12 +68,23 @@ def certify(
             "reason": "" if found.threshold is not None else _explain(found.num_acceptable, num_rows, len(sample)),
         }
         content = json.dumps([facts, sample], sort_keys=True).encode()
-        certificate = Certificate(certificate_id=hashlib.sha256(content).hexdigest(), **facts)
+        own = {"certificate_id": hashlib.sha256(content).hexdigest(), "created_at": datetime.now(UTC)}
         with transaction(connection):
             execute(connection, "cascade/create_certificates")
-            row = asdict(certificate) | {"created_at": datetime.now(UTC)}
-            execute(connection, "cascade/insert_certificate", row)
-    return certificate
+            execute(connection, "cascade/insert_certificate", facts | own)
+    return found.threshold, _describe(facts)
+
+
+def _describe(facts: Mapping[str, Any]) -> str:
+    """A certificate as one line, from its columns in the table ``certificates``."""
+    agreed = f"both models agree in {facts['num_agreed']:,} of {facts['num_sampled']:,} sampled rows"
+    if facts["threshold"] is None:
+        return f"{agreed}; {facts['reason']}: all {facts['num_rows']:,} rows go to the large model"
+    return (
+        f"{agreed}; {facts['num_sent']:,} of {facts['num_rows']:,} rows, of probabilities below "
+        f"{facts['threshold']:.4g}, go to the large model; with confidence {facts['confidence']:g} at least "
+        f"{facts['target_agreement']:g} of the rows outside the sample have its answer then"
+    )
 
 
 def _explain(num_acceptable: int | None, num_rows: int, num_sampled: int) -> str:

@@ -88,15 +88,17 @@ def compare_with_gold(
         DatabaseError: gold cannot be used for one of the workloads, or none of its rows is in the sample.
     """
     with connect(database, read_only=True) as connection:
-        types = list_gold_columns(connection, gold)
+        gold_types = list_gold_columns(connection, gold)
         gold_rows = connection.sql(statement("compare/read_gold"), params={"gold": gold}).to_arrow_table()
     with duckdb.connect() as memory:
         try:
             memory.register("gold_rows", gold_rows)
-            execute(memory, "compare/create_gold", columns=types)
+            execute(memory, "compare/create_gold", columns=gold_types)
             execute(memory, "compare/insert_gold")
             for side, workload in enumerate(workloads):
-                _fill_side(memory, side, workload, rows)
+                types, table = _written_types(workload), f"latest_{workload.output.table}"
+                execute(memory, "compare/create_side", table=table, keys=workload.key, answers=types)
+                _insert_side(memory, table, side, types, rows, "sample")
                 comparison = Comparison(memory, workload, SIDES[side])
                 comparison.create_tables()
                 comparison.take_answers(None)
@@ -110,10 +112,10 @@ def compare_with_gold(
 def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[PairedRow]) -> list[Metric]:
     """The agreement of both workloads' answers, with intervals, for each column that both have. Rows count if both
     workloads have answered them."""
-    answered = [row for row in rows if row.errors == (None, None)]
+    answered = [row for row in rows if row.first.error is row.second.error is None]
     first, second = (workload.kind.columns for workload in workloads)
     types = {name: second[name] for name in second if first.get(name) == second[name]} if answered else {}
-    shared = {name: type_ for name, type_ in types.items() if any(name in row.answers[1] for row in answered)}
+    shared = {name: type_ for name, type_ in types.items() if any(name in row.second.answer for row in answered)}
     if not shared:
         return []
     whole = workloads[1]
@@ -127,13 +129,6 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
         comparison.take_answers(SIDES[1])
         comparison.compare_with_run(SIDES[0])
         return comparison.measure()
-
-
-def _fill_side(memory: duckdb.DuckDBPyConnection, side: int, workload: Workload, rows: Sequence[PairedRow]) -> None:
-    """Create a table of one workload's answers."""
-    types, table = _written_types(workload), f"latest_{workload.output.table}"
-    execute(memory, "compare/create_side", table=table, keys=workload.key, answers=types)
-    _insert_side(memory, table, side, types, rows, "sample")
 
 
 def _written_types(workload: Workload) -> dict[str, str]:
@@ -152,12 +147,11 @@ def _insert_side(
 ) -> None:
     now = datetime.now(UTC)
     for row in rows:
-        given = row.answers[side]
         answer = {
-            **row.key,
-            **{name: _bind(given.get(name), type_) for name, type_ in types.items()},
-            "status": "ok" if row.errors[side] is None else "error",
-            "error": row.errors[side],
+            **row.second.key,
+            **{name: _bind(row[side].answer.get(name), type_) for name, type_ in types.items()},
+            "status": "ok" if row[side].error is None else "error",
+            "error": row[side].error,
             "run_id": run_id,
             "created_at": now,
             "content_key": "",
@@ -166,7 +160,7 @@ def _insert_side(
 
 
 def _bind(value: Any, type_: str) -> Any:
-    """A value as a parameter for DuckDB; in JSON, maps are lists of pairs."""
+    """A value as a parameter for DuckDB; a map is given as a list of pairs."""
     if value is None or not type_.startswith("MAP("):
         return value
     return {"key": [name for name, _ in value], "value": [each for _, each in value]}

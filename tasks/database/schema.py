@@ -11,7 +11,6 @@ from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.connection import execute
 from tasks.database.messages import explain
-from tasks.database.older_tables import add_columns
 from tasks.workloads.workload import Workload
 
 INPUT_TABLES = frozenset(("documents", "queries", "snippet_requests", "ranking_candidates"))
@@ -80,6 +79,8 @@ def create_schema(
     for name, relation in _needed_relations(workload).items():
         found = existing.get(name)
         if found and not found.is_view and (lacking := relation.columns.keys() - found.columns):
+            from tasks.database.existing_tables import add_columns  # imported only when needed
+
             add_columns(connection, workload, name, lacking)
     is_shipped = workload is None or workload.output.table.lower() in _shipped_relations()
     for name, text in _shipped_statements().items():

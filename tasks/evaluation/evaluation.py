@@ -80,6 +80,7 @@ class Evaluation:
     metrics: Sequence[Metric] = field(default=())
 
 
+@task(name="evaluate", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def evaluate_answers(
     database: str | Path,
     workload: Workload,
@@ -124,10 +125,6 @@ def evaluate_answers(
             counts = comparison.note(evaluation)
         metrics = comparison.measure()
     return replace(evaluation, **counts, metrics=metrics)
-
-
-evaluate = task(name="evaluate", retries=0, cache_policy=NO_CACHE, persist_result=False)(evaluate_answers)
-"""`evaluate_answers` as a task."""
 
 
 class Comparison:

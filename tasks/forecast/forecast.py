@@ -2,16 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.config import EngineConfig
+from engine.keeping.read_rate import measure_read_rate
 from engine.planning.group import PrefixGroup
+from engine.planning.plan import Plan
 from engine.planning.prefix_tree import PrefixTree
 from engine.simulation.device import Device
 from engine.simulation.simulation import SimulationSummary
+from tasks.forecast.hardware import Hardware
 from tasks.read import AnswerLength
+from tasks.storage.artifact import runs_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +158,37 @@ class KeptPrefixes:
     compute_seconds: float
     read_seconds: float
     budget_bytes: int
+
+    @classmethod
+    def measure(
+        cls, rows: Plan, config: EngineConfig, hardware: Hardware, database: str | Path
+    ) -> "KeptPrefixes | None":
+        """Compare computing the shared prefixes of a plan with reading their KV from the database's disk. None if the
+        rows share nothing, the engine cannot keep KV, or the disk cannot be measured.
+
+        Args:
+            rows, hardware: the plan, and the device whose rates give the time to compute.
+            database: KV is kept beside it.
+        """
+        if config.sharing in ("lru", "none") or config.disaggregation != "none" or hardware.shape.kept_windows:
+            return None
+        shared = [len(group.prefix) for group in rows.groups() if len(group.prefix) >= config.block_size]
+        num_tokens = sum(shared) - rows.num_common_block_tokens(config.block_size)
+        if num_tokens <= 0:
+            return None
+        try:
+            bytes_per_second = measure_read_rate(runs_folder(database))
+        except OSError:
+            return None
+        num_bytes = num_tokens * hardware.shape.kv_bytes_per_token
+        num_flops = 2 * hardware.shape.num_layer_weights * num_tokens
+        return cls(
+            num_tokens=num_tokens,
+            num_bytes=num_bytes,
+            compute_seconds=num_flops / hardware.device.flops_per_second(hardware.dtype),
+            read_seconds=num_bytes / bytes_per_second,
+            budget_bytes=config.keep_prefixes_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,43 +10,39 @@ from engine.model.loading.checkpoint import GGUF_TENSORS
 from engine.model.loading.gguf import gguf_file
 from tasks.database.connection import connect, execute
 from tasks.database.schema import list_relations
+from tasks.runs.source import Source
 
 PROBED_BYTES = 16 << 20
 
 
-def forecast_load(database: Path, checkpoint: Path, model_digest: str, engine: EngineConfig) -> float:
-    """Seconds to load a model.
+def forecast_load(source: Source, engine: EngineConfig) -> float:
+    """Seconds to load the source's model.
 
     The largest time that one of the newest runs took beside its steps: runs that found the model loaded took almost
     none. For a model that has not run here yet, the time to read its files, at the rate of the largest file's first
     bytes.
 
     Args:
-        database: with earlier runs.
+        source: its database has earlier runs.
         engine: names device and number format.
     Raises:
         DatabaseError: the database is locked.
         ModelError: the folder holds no weights.
     """
-    found = _read_earlier(database, "read/load_seconds", model_digest, engine)
-    return max(0.0, *found) if found else _time_reading(checkpoint)
+    found = _read_earlier(source, "read/load_seconds", engine)
+    return max(0.0, *found) if found else _time_reading(source.checkpoint)
 
 
-def find_speed_ratio(database: Path, model_digest: str, engine: EngineConfig) -> float:
-    """Real over simulated time of steps: the median of the newest runs that were predicted; 1 if there are none.
-
-    Args:
-        database, model_digest, engine: as for `forecast_load`.
-    Raises:
-        DatabaseError: the database is locked.
-    """
-    found = _read_earlier(database, "read/speed_ratio", model_digest, engine)
+def find_speed_ratio(source: Source, engine: EngineConfig) -> float:
+    """Real over simulated time of steps: the median of the newest runs that were predicted; 1 if there are none. See
+    `forecast_load`; raises `DatabaseError` if the database is locked."""
+    found = _read_earlier(source, "read/speed_ratio", engine)
     return found[0] if found else 1.0
 
 
-def _read_earlier(database: Path, name: str, model_digest: str, engine: EngineConfig) -> list[float]:
-    asked = {"model_digest": model_digest, "device": engine.device, "dtype": engine.dtype}
-    with connect(database, read_only=True) as connection:
+def _read_earlier(source: Source, name: str, engine: EngineConfig) -> list[float]:
+    asked = {"model_digest": source.model_digest, "device": engine.device, "dtype": engine.dtype}
+    with connect(source.database, read_only=True) as connection:
         if not {"runs", "steps"} <= list_relations(connection).keys():
             return []
         return [value for (value,) in execute(connection, name, asked).fetchall() if value is not None]

@@ -14,13 +14,13 @@ from engine.planning.plan import Plan
 from engine.request import Request
 from engine.simulation.simulation import SimulationSummary
 from tasks.forecast.hardware import Hardware, choose_hardware
+from tasks.partitions.attempt import ask
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, count_partition_rows, read_partition
 from tasks.workers.engine_team import EngineTeam, hand_out
-from tasks.workloads.workload import Workload
 
 MOST_TIME_SHARE = 0.01
 """Share of the predicted time after which simulation stops; the other partitions are extrapolated."""
@@ -88,20 +88,13 @@ def predict(
 def find_fitting(
     order: Sequence[int], seconds: Sequence[float], num_engines: int, seconds_left: float
 ) -> dict[int, float]:
-    """The share that is done of each partition that begins before the deadline; a free engine takes the next partition.
-
-    Args:
-        order, seconds: in which partitions are taken, and how long each takes.
-    """
-    ends = [0.0] * num_engines
+    """The share that is done of each partition that begins before the deadline. See `hand_out`."""
     shares = {}
-    for partition in order:
-        engine = ends.index(min(ends))
-        begin, ends[engine] = ends[engine], ends[engine] + seconds[partition]
-        if ends[engine] <= seconds_left:
+    for partition, end in hand_out(order, seconds, num_engines).items():
+        if end <= seconds_left:
             shares[partition] = 1.0
-        elif begin < seconds_left:
-            shares[partition] = (seconds_left - begin) / seconds[partition]
+        elif (left := seconds_left - (end - seconds[partition])) > 0:
+            shares[partition] = left / seconds[partition]
     return shares
 
 
@@ -137,20 +130,14 @@ def predict_run(
     """
     engine, checkpoint = team.engine, Path(job.checkpoint)
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
-    workloads = [member.workload for member in job.members] or [job.workload]
-    codec = TextCodec.load(checkpoint) if any(workload.kind.has_labels for workload in workloads) else None
+    return predict_on(hardware, job.plan, summary, make_ask(job), num_answer_tokens, team, seconds_left, speed_ratio)
 
-    def make_form(workload: Workload, expected_output_tokens: int | None) -> RequestForm:
-        return RequestForm.of(workload, codec, expected_output_tokens)
 
-    ask: Callable[[Plan], list[Request]]
-    if job.members:
-        from tasks.partitions.joint import ask_jointly  # imported only when needed
-
-        ask = partial(ask_jointly, job=job, make_form=make_form)
-    else:
-        ask = make_form(job.workload, job.expected_output_tokens).ask
-    return predict_on(hardware, job.plan, summary, ask, num_answer_tokens, team, seconds_left, speed_ratio)
+def make_ask(job: InferJob) -> Callable[[Plan], list[Request]]:
+    """A function that makes the job's requests for rows of its plan."""
+    has_labels = any(member.workload.kind.has_labels for member in job.members)
+    codec = TextCodec.load(Path(job.checkpoint)) if has_labels else None
+    return partial(ask, job=job, make_form=lambda workload, length: RequestForm.of(workload, codec, length))
 
 
 def predict_on(

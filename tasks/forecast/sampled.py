@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -13,9 +13,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.forecast.hardware import choose_hardware
-from tasks.forecast.prediction import predict_on
-from tasks.prompts.prompt import RequestForm
-from tasks.prompts.text_codec import TextCodec
+from tasks.forecast.prediction import make_ask, predict_on
+from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
 from tasks.workers.engine_team import EngineTeam
@@ -64,11 +63,9 @@ class SampledForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredSample:
-    """A sample that was answered: the plan of its rows, what they asked, the output tokens of each answer, and the step
-    records."""
+    """A sample that was answered: the job that answered it, the output tokens of each answer, and the step records."""
 
-    plan: ArtifactRef
-    workload: Workload
+    job: InferJob
     output_tokens: Sequence[int]
     steps: Sequence[ArtifactRef]
 
@@ -79,7 +76,6 @@ def forecast_whole(
     workload: Workload,
     output_tokens: Sequence[int],
     sample: AnsweredSample,
-    checkpoint: Path,
     team: EngineTeam,
 ) -> SampledForecast:
     """Simulate all rows with the sample's answer length, and correct the time by the sample's real step times.
@@ -95,19 +91,21 @@ def forecast_whole(
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
     """
     engine = team.engine
+    checkpoint = Path(sample.job.checkpoint)
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
     whole = read_plan_summary(plan)
     length = mean_of(np.array(output_tokens, dtype=float), whole.num_rows, workload.kind.max_answer_tokens)
-    codec = TextCodec.load(checkpoint) if workload.kind.has_labels else None
 
-    def simulate(of_plan: ArtifactRef, of_workload: Workload, num_tokens: float) -> dict[str, float]:
+    def simulate(job: InferJob, num_tokens: float) -> dict[str, float]:
         num_answer_tokens = max(1, round(num_tokens))
-        form = RequestForm.of(of_workload, codec, num_answer_tokens if output_tokens else None)
-        return predict_on(hardware, of_plan, read_plan_summary(of_plan), form.ask, num_answer_tokens, team)
+        expected = num_answer_tokens if output_tokens else None
+        others = tuple(replace(member, expected_output_tokens=expected) for member in job.others)
+        ask = make_ask(replace(job, others=others, expected_output_tokens=expected))
+        return predict_on(hardware, job.plan, read_plan_summary(job.plan), ask, num_answer_tokens, team)
 
-    simulated = simulate(sample.plan, sample.workload, sum(sample.output_tokens) / max(1, len(sample.output_tokens)))
+    simulated = simulate(sample.job, sum(sample.output_tokens) / max(1, len(sample.output_tokens)))
     ratio = _compare_speed(sample.steps, simulated["step_seconds"])
-    of_all = cache(partial(simulate, plan, workload))
+    of_all = cache(partial(simulate, replace(sample.job, plan=plan, workload=workload, others=())))
     block_bytes = hardware.shape.kv_block_bytes(engine)
     return SampledForecast(
         num_rows=whole.num_rows,

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.errors import BatchloomError
 from tasks.layouts.choose import WORTH_SPLITTING, find_orders, order_rows, spread_orders
 from tasks.layouts.estimate import RowOrders
 from tasks.layouts.side import Side, count_tokens, describe_orders
@@ -78,7 +77,7 @@ def advise_layouts(source: Source, workloads: Sequence[Workload]) -> LayoutAdvic
             )
             for number, (name, orders) in enumerate(ways.items())
         )
-        num_prompt_tokens = count_tokens(source, laid_out[AS_WRITTEN], folder / "unshared", method="none")
+        num_prompt_tokens = count_tokens(replace(source, method="none"), laid_out[AS_WRITTEN], folder / "unshared")
     return LayoutAdvice(
         workloads=names,
         num_rows=num_rows,
@@ -136,9 +135,3 @@ def _list_sentences(sides: Sequence[Side], costs: Sequence[LayoutCost]) -> list[
             "instructions a part with a label in the template, such as 'Task: ...', which may follow the document."
         )
     return sentences
-
-
-def explain_failure(names: Sequence[str], error: BatchloomError) -> LayoutAdvice:
-    """An advice that only says why there is none."""
-    reason = " ".join(str(error).split())
-    return LayoutAdvice(workloads=tuple(names), num_rows=0, sentences=(f"Cannot be looked at now: {reason}",))

@@ -1,14 +1,13 @@
 """One of several workloads that are planned together: its rows, their present layout, and possible layouts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from engine.planning.planner import PlanMethod
 from tasks.layouts.choose import find_most_frequent
 from tasks.layouts.estimate import PartTexts, RowOrders, read_part_texts
 from tasks.layouts.kept import Kept, lay_out, read_kept
@@ -17,10 +16,9 @@ from tasks.plan_prefix import write_plan
 from tasks.read import ReadResult, read
 from tasks.runs.run import make_runs_folder
 from tasks.runs.source import Source
-from tasks.storage.artifact import open_parquet, write_parquet
+from tasks.storage.artifact import open_parquet
 from tasks.storage.plan_file import read_plan_summary
-from tasks.storage.row_numbers import renumber
-from tasks.storage.schemas import TOKENS_SCHEMA
+from tasks.storage.row_numbers import write_joined
 from tasks.tokenize import tokenize
 from tasks.workloads.workload import Workload
 
@@ -37,31 +35,22 @@ def read_rows(source: Source, workload: Workload, folder: Path) -> ReadResult:
     return read.fn(source, workload, folder)
 
 
-def count_tokens(
-    source: Source,
-    workloads: Sequence[Workload],
-    folder: Path,
-    *,
-    cache: Path | None = None,
-    method: PlanMethod | None = None,
-) -> int:
+def count_tokens(source: Source, workloads: Sequence[Workload], folder: Path, *, cache: Path | None = None) -> int:
     """Prompt tokens that one plan of all rows computes. Prompts are made as in a night; raises what that raises.
 
     Args:
         workloads: in their layouts.
         folder: made here, for temporary files.
         cache: database whose cache keeps the tokens for the night; None: they are not kept.
-        method: of the plan; None for the source's own.
     """
     cache = cache or folder / "cache"
     prompts = []
     for number, workload in enumerate(workloads):
         requests = read_rows(source, workload, folder / str(number)).requests
         make_runs_folder(cache)
-        prompts.append(tokenize.fn(source, requests, workload, cache))
-    joint = write_parquet(folder / "joint.parquet", TOKENS_SCHEMA, renumber(prompts, TOKENS_SCHEMA))
-    method, target = method or source.method, folder / "plan.parquet"
-    plan = write_plan(joint, target, method, PARTITION_TOKENS, 1, source.block_size)
+        prompts.append(tokenize.fn(replace(source, database=cache), requests, workload))
+    joint = write_joined(prompts, folder / "joint.parquet")
+    plan = write_plan(joint, folder / "plan.parquet", source.method, PARTITION_TOKENS, 1, source.block_size)
     return read_plan_summary(plan).sharing.num_processed_tokens
 
 

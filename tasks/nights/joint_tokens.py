@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +9,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.planning.prefix_tree import common_prefix_len
-from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
+from tasks.storage.artifact import ArtifactRef, build_once, open_parquet
 from tasks.storage.prompt_order import sort_prompts
-from tasks.storage.row_numbers import renumber
-from tasks.storage.schemas import TOKENS_SCHEMA
+from tasks.storage.row_numbers import write_joined
 
 CODE = (__name__, "tasks.storage.row_numbers", "tasks.tokenize")
 
@@ -22,11 +20,8 @@ CODE = (__name__, "tasks.storage.row_numbers", "tasks.tokenize")
 def join_tokens(database: str, tokens: Sequence[ArtifactRef]) -> ArtifactRef:
     """The prompts of all files in one file, numbered consecutively; kept in the database's cache. Raises
     `ArtifactError` if a file is not what its reference says."""
-
-    def write(target: Path) -> ArtifactRef:
-        return write_parquet(target, TOKENS_SCHEMA, renumber(tokens, TOKENS_SCHEMA))
-
-    return build_once(database, "tokens", [ref.digest for ref in tokens], CODE, write)
+    digests = [ref.digest for ref in tokens]
+    return build_once(database, "tokens", digests, CODE, lambda target: write_joined(tokens, target))
 
 
 @task(name="count_shared", retries=0, cache_policy=NO_CACHE, persist_result=False)

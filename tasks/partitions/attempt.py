@@ -15,8 +15,8 @@ from engine.device.placement import give_back_freed_memory
 from engine.errors import BatchloomError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
+from engine.request import Request
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel
-from tasks.partitions.joint import JointWork, ask_jointly
 from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
 from tasks.prompts.prompt import RequestForm
 from tasks.runs.infer_job import InferJob
@@ -56,8 +56,7 @@ def infer_partition(
     that its deadline stops returns what it has. See `PartitionWork` and, for errors, `answer_partition`.
     """
     with job.stop.make_on_error():  # otherwise this worker would begin the next partition
-        given = (partition, job.workload, upload_file)
-        work = JointWork(job, partition) if job.members else PartitionWork(job.run_folder, *given)
+        work = PartitionWork(partition, job, upload_file)
         try:
             answer_partition(partition, job, work, AttemptLog(job.run_folder, partition, upload_file))
         except StoppedError:
@@ -95,7 +94,7 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
 
             FailingRows(partition, job, work, attempts, rows).answer(failure)
     if work.num_failed:
-        LOGGER.warning("%s, partition %s: %s rows failed", job.workload.name, partition, f"{work.num_failed:,}")
+        LOGGER.warning("%s, partition %s: %s rows failed", job.title, partition, f"{work.num_failed:,}")
 
 
 def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[[], None]) -> Failure | None:
@@ -155,11 +154,21 @@ def run_model(
     rows: Plan, job: InferJob, model: LoadedModel, on_step: Callable[[StepRecord], None]
 ) -> Iterator[Completion]:
     """Yields the model's answers as they are finished. See `Engine.run_plan`."""
-    if job.members:
-        requests = ask_jointly(rows, job, lambda workload, length: _make_form(workload, length, model))
-    else:
-        requests = _make_form(job.workload, job.expected_output_tokens, model).ask(rows)
+    requests = ask(rows, job, lambda workload, length: _make_form(workload, length, model))
     yield from model.engine.run_plan(requests, rows.groups(), decode=model.codec.decode, on_step=on_step)
+
+
+def ask(rows: Plan, job: InferJob, make_form: Callable[[Workload, int | None], RequestForm]) -> list[Request]:
+    """One request for each row of a job's plan, sorted by row id.
+
+    Args:
+        make_form: the form of a workload's requests, given its expected output tokens.
+    """
+    owners, requests = job.find_members(rows.row_id), list[Request]()
+    for number, member in enumerate(job.members):
+        form = make_form(member.workload, member.expected_output_tokens)
+        requests += form.ask(rows.take(np.flatnonzero(owners == number)), member.first_row_id)
+    return requests
 
 
 def _make_form(workload: Workload, expected_output_tokens: int | None, model: LoadedModel) -> RequestForm:

@@ -30,7 +30,7 @@ class FailingRows:
     """Retries and splits the rows of a partition after a failed attempt. See `answer_partition`."""
 
     def __init__(self, partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog, rows: Plan) -> None:
-        self._where = f"{job.workload.name}, partition {partition}"
+        self._where = f"{job.title}, partition {partition}"
         self._job, self._work, self._attempts, self._rows = job, work, attempts, rows
         self._prompt_of_row = np.cumsum(rows.is_member_start) - 1
         self._whole = Piece(first=0, last=int(self._prompt_of_row[-1]))

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 
@@ -49,23 +49,25 @@ STEPS_SCHEMA = pa.schema(
 
 
 def answer_batch(
-    completions: Iterable[Completion], rows: Plan, workload: Workload, codec: TextCodec | None
+    completions: Iterable[Completion], rows: Plan, workload: Workload, codec: TextCodec | None, first_row_id: int = 0
 ) -> pa.RecordBatch:
     """The completions of some of `rows`, in any order, as a batch of `part_schema`.
 
     Args:
         rows: give each row's prefix group.
         codec: decodes token ids; may be None if all completions are errors.
+        first_row_id: in `rows` and completions, of the workload's row 0.
     """
     group_of = dict(zip(rows.row_id.tolist(), rows.group_id.tolist(), strict=True))
     answers = []
     for completion in sorted(completions, key=lambda completion: int(completion.request_id)):
         row_id = int(completion.request_id)
         answer = {field.name: getattr(completion, field.name) for field in COMPLETION_FIELDS}
-        answer |= {"row_id": row_id, "prefix_group": group_of[row_id]}
+        answer |= {"row_id": row_id - first_row_id, "prefix_group": group_of[row_id]}
         if completion.error is None:
             assert codec is not None, "answers need a tokenizer"
-            answer |= workload.kind.read(completion, codec.decode)
+            own = replace(completion, request_id=str(row_id - first_row_id)) if first_row_id else completion
+            answer |= workload.kind.read(own, codec.decode)
         answers.append(answer)
     return pa.RecordBatch.from_pylist(answers, schema=part_schema(workload.kind))
 

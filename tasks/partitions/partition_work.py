@@ -5,6 +5,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -17,11 +18,11 @@ import pyarrow.parquet as pq
 from engine.completion import Completion
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
-from tasks.partitions.part import STEPS_SCHEMA, answer_batch, step_batch
+from tasks.partitions.part import answer_batch, step_batch
 from tasks.prompts.text_codec import TextCodec
+from tasks.runs.infer_job import InferJob, Member
 from tasks.runs.progress import PartitionProgress
-from tasks.storage.artifact import list_whole, write_parquet, writing
-from tasks.workloads.workload import Workload
+from tasks.storage.artifact import ArtifactRef, list_whole, write_parquet, writing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,31 +88,32 @@ replacement process keeps. Without it, the name is host and process id."""
 
 
 class PartitionWork:
-    """The answers and step records of a partition on disk: ``part-XXXXX*.parquet`` in ``parts/`` and ``steps/``.
-    `upload_file` is called with each file that is written.
+    """The answers and step records of a partition on disk: ``part-XXXXX*.parquet`` in ``parts/`` and ``steps/`` of each
+    member's run folder. Answers go to the run of their workload; each run gets all step records. `upload_file` is
+    called with each file that is written.
 
     Attributes:
-        parts: references of the parts, in the order in which they were written.
-        answered: int64, ascending: ids of the rows in the parts, with answers or errors.
+        parts: references of the parts of all members.
+        answered: int64, ascending: ids in the plan of the rows in the parts, with answers or errors.
         num_failed: of these, rows with errors.
         progress: the counts that are shown while the run lasts.
     """
 
-    def __init__(
-        self, run_folder: str | Path, partition: int, workload: Workload, upload_file: Callable[[Path], None]
-    ) -> None:
-        self._partition, self._workload, self._upload_file = partition, workload, upload_file
-        self._places = (Path(run_folder) / "steps", Path(run_folder) / "parts")
-        self._num_files = self.num_failed = 0
-        while any((place / self._name(self._num_files)).exists() for place in self._places):
+    def __init__(self, partition: int, job: InferJob, upload_file: Callable[[Path], None]) -> None:
+        self._partition, self._job, self._upload_file = partition, job, upload_file
+        self._num_files = self._num_steps = self.num_failed = 0
+        self.answered: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self.parts: list[ArtifactRef] = []
+        self.progress = PartitionProgress(Path(job.run_folder), partition)
+        folders = [(Path(member.run_folder, "steps"), Path(member.run_folder, "parts")) for member in job.members]
+        while any((folder / self._name(self._num_files)).exists() for folder in chain(*folders)):
             self._num_files += 1
         names = [self._name(number) for number in range(self._num_files)]
-        steps, self.parts = (list_whole(place / name for name in names) for place in self._places)
-        self._num_steps = sum(ref.num_rows for ref in steps)
-        self.answered: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self.progress = PartitionProgress(Path(run_folder), partition)
-        for part in self.parts:
-            self._count(pq.read_table(part.path, columns=["row_id", "error"]))
+        for member, places in zip(job.members, folders, strict=True):
+            steps, parts = (list_whole(place / name for name in names) for place in places)
+            self._num_steps = max(self._num_steps, sum(ref.num_rows for ref in steps))
+            for part in parts:
+                self._count(part, pq.read_table(part.path, columns=["row_id", "error"]), member)
 
     def keep(
         self,
@@ -127,23 +129,28 @@ class PartitionWork:
         Args:
             completions, rows, codec, steps, ended_at: see `answer_batch` and `step_batch`.
         """
-        answers = answer_batch(completions, rows, self._workload, codec)
+        owners = self._job.find_members(np.array([int(each.request_id) for each in completions], np.int64)).tolist()
         name = self._name(self._num_files)
-        steps_path, part_path = (place / name for place in self._places)
-        if steps:
-            worker = os.environ.get(WORKER_VARIABLE) or f"{platform.node()}:{os.getpid()}"
-            batch = step_batch(self._partition, steps, self._num_steps, worker, ended_at)
-            write_parquet(steps_path, STEPS_SCHEMA, [batch])
-            self._num_steps += len(steps)
-            self._upload_file(steps_path)
-        if answers.num_rows:
-            self.parts.append(write_parquet(part_path, answers.schema, [answers]))
-            self._count(answers)
-            self._upload_file(part_path)
-        self._num_files += bool(steps or answers.num_rows)
+        for number, member in enumerate(self._job.members):
+            if steps:
+                worker = os.environ.get(WORKER_VARIABLE) or f"{platform.node()}:{os.getpid()}"
+                batch = step_batch(self._partition, steps, self._num_steps, worker, ended_at)
+                self._write(Path(member.run_folder, "steps", name), batch)
+            own = [each for each, owner in zip(completions, owners, strict=True) if owner == number]
+            if own:
+                answers = answer_batch(own, rows, member.workload, codec, member.first_row_id)
+                self._count(self._write(Path(member.run_folder, "parts", name), answers), answers, member)
+        self._num_steps += len(steps)
+        self._num_files += bool(steps or completions)
 
-    def _count(self, rows: pa.RecordBatch | pa.Table) -> None:
-        self.answered = np.union1d(self.answered, rows.column("row_id").to_numpy())
+    def _write(self, path: Path, rows: pa.RecordBatch) -> ArtifactRef:
+        written = write_parquet(path, rows.schema, [rows])
+        self._upload_file(path)
+        return written
+
+    def _count(self, part: ArtifactRef, rows: pa.RecordBatch | pa.Table, member: Member) -> None:
+        self.parts.append(part)
+        self.answered = np.union1d(self.answered, rows.column("row_id").to_numpy() + member.first_row_id)
         self.num_failed += pc.count(rows.column("error")).as_py()
         self.progress.settle(len(self.answered), self.num_failed)
 

@@ -144,15 +144,16 @@ class RequestForm:
         label_lens = [len(label) for each in settings for label in each.get("labels", ())]
         return cls(settings=settings, num_answer_tokens=max(workload.kind.max_answer_tokens, *label_lens, 1))
 
-    def ask(self, rows: Plan) -> list[Request]:
-        """One request for each row of the plan, named by row id and sorted by it: `Plan.groups` numbers them so."""
+    def ask(self, rows: Plan, first_row_id: int = 0) -> list[Request]:
+        """One request for each row of the plan, named by row id and sorted by it: `Plan.groups` numbers them so. The
+        workload's own rows are numbered from `first_row_id`."""
         row_ids, priorities = rows.row_id.tolist(), rows.priority.tolist()
         return [
             Request(
                 request_id=str(row_ids[row]),
                 token_ids=rows.prompts[row],
                 priority=priorities[row],
-                **self.settings[row_ids[row] % len(self.settings)],
+                **self.settings[(row_ids[row] - first_row_id) % len(self.settings)],
             )
             for row in np.argsort(rows.row_id).tolist()
         ]

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
@@ -15,9 +17,6 @@ from engine.config import EngineConfig
 from engine.errors import FailureRateError
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    from tasks.runs.run_exchange import Exchange
 
 LOOK_SECONDS = 0.2
 
@@ -112,13 +111,14 @@ class InferJob:
     """What all partitions of a run have in common.
 
     Attributes:
-        run_folder: for parts and step records.
+        run_folder, workload, expected_output_tokens: of the first member.
         model_digest: of the checkpoint's content; an engine with another digest is loaded anew.
-        expected_output_tokens: of an answer, see `AnswerLength`.
-        exchange: None if workers see run folder, plan and checkpoint under the paths above.
+        exchange: URL of the run's folder in a store, see `ObjectStore`, where workers that do not see the paths above
+            get their work and put their results; empty if all see them.
+        model: as the user named it, a local path absolute; with an exchange, each host resolves it to its own copy.
         deadline: Unix time after which no step of the engine begins; None for none.
         keeps_base: the night also uses other adapters of the same model, see `Engine.load`.
-        members: the workloads if the plan holds rows of several; `workload` and `run_folder` are then the first's.
+        others: further members, if the plan holds rows of several workloads.
     """
 
     run_folder: str
@@ -129,15 +129,32 @@ class InferJob:
     engine: EngineConfig
     failures: FailurePolicy
     expected_output_tokens: int | None
-    exchange: "Exchange | None" = None
+    exchange: str = ""
+    model: str = ""
     deadline: float | None = None
-    members: tuple[Member, ...] = ()
+    others: tuple[Member, ...] = ()
     keeps_base: bool = False
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The workloads whose rows are in the plan, in the order of their rows."""
+        first = Member(
+            run_folder=self.run_folder,
+            workload=self.workload,
+            first_row_id=0,
+            expected_output_tokens=self.expected_output_tokens,
+        )
+        return (first, *self.others)
+
+    def find_members(self, row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The index in `members` of each row's workload."""
+        firsts = [member.first_row_id for member in self.members]
+        return np.asarray(np.searchsorted(firsts, row_ids, side="right") - 1)
 
     @property
     def title(self) -> str:
         """The name of the run in the log and in front of its progress."""
-        return " + ".join(member.workload.name for member in self.members) or self.workload.name
+        return " + ".join(member.workload.name for member in self.members)
 
     @property
     def stop(self) -> StopRequest:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -15,15 +15,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
+from pydantic import TypeAdapter
 
 from engine.errors import ArtifactError, DatabaseError
 from tasks.runs.lowered_engines import list_lowered
 from tasks.runs.run_record import RunRecord, RunStatus
+from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder, writing
 from tasks.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from tasks.runs.run_exchange import RunExchange
 
 WORK_FOLDERS = ("parts", "attempts", "engines", "progress")
 REQUESTS = "requests.parquet"
@@ -109,10 +114,8 @@ class Run:
     @classmethod
     def begin(
         cls,
-        database: str | Path,
+        source: Source,
         workload: Workload,
-        model: str,
-        model_digest: str,
         config: Mapping[str, Any],
         root: Path | None = None,
     ) -> "Run":
@@ -122,13 +125,13 @@ class Run:
             workload=workload.name,
             workload_source=workload.source,
             workload_digest=workload.digest,
-            model=model,
-            model_digest=model_digest,
+            model=source.model,
+            model_digest=source.model_digest,
             started_at=datetime.now(UTC).isoformat(),
             config=config,
             versions={"python": python_version()} | {name: found for name in PACKAGES if (found := _version(name))},
         )
-        return cls.create(database, record, root)
+        return cls.create(source.database, record, root)
 
     @classmethod
     def create(cls, database: str | Path, record: RunRecord, root: Path | None = None) -> "Run":
@@ -148,6 +151,22 @@ class Run:
         run = cls(database, str(folder.absolute()), record)
         run._save()
         return run
+
+    @classmethod
+    def load(cls, database: str | Path, folder: Path) -> "Run":
+        """The run of a folder; `ArtifactError` if its manifest is missing or not one of ours."""
+        path = folder / "manifest.json"
+        try:
+            value = json.loads(path.read_bytes())
+            record = RunRecord(**value["record"])
+            if record.status not in get_args(RunStatus):
+                raise ValueError(f"unknown status {record.status!r}")
+            artifacts = TypeAdapter(dict[str, ArtifactRef]).validate_python(value["artifacts"])
+            return cls(database, str(folder.absolute()), record, artifacts, bool(value["is_written"]))
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ArtifactError(f"{path} is not a run's manifest: {error!r}") from error
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
@@ -209,7 +228,7 @@ def _version(package: str) -> str:
 
 def drop_work(folder: Path) -> None:
     """Delete the files that only a run itself needed. Requests go last: `sweep_runs` sees that it was interrupted."""
-    drop_exchange_copy(folder)
+    use_exchange(folder, lambda exchange: exchange.drop())
     for path in (*folder.rglob("*.tmp"), folder / "overdue"):
         path.unlink(missing_ok=True)
     for name in WORK_FOLDERS:
@@ -218,9 +237,12 @@ def drop_work(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def drop_exchange_copy(folder: Path) -> None:
-    """Delete the run's copy in an object store, if it has one."""
+def use_exchange(folder: Path, act: Callable[["RunExchange"], None]) -> None:
+    """Call `act` with the run's copy in an object store, if it has one; if the store is out of reach, a warning names
+    the copy."""
     if (folder / "exchange").exists():
-        from tasks.runs.run_exchange import drop_exchange
+        from tasks.runs.run_exchange import RunExchange, errors_as_warnings  # imported only when needed
 
-        drop_exchange(folder)
+        url = (folder / "exchange").read_text()
+        with errors_as_warnings(url):
+            act(RunExchange(folder, url))

@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -47,30 +47,9 @@ Upload = Callable[[Path], None]
 """Called with each changed file that must outlive this process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """Where workers that do not see the run's folder get their work and put their results: the URL of the run's folder
-    in the store, see `ObjectStore`, and the model as the user named it, which each host resolves to its own copy."""
-
-    url: str
-    model: str
-
-    @classmethod
-    def below(cls, url: str, run_folder: str | Path, model: str) -> "Exchange":
-        """The exchange of a run.
-
-        Args:
-            url: that the user gave; a folder with the name of the run's folder is made below it.
-            model: as the user named it; a local path is made absolute.
-        """
-        path = Path(model).expanduser()
-        model = str(path.absolute()) if path.exists() else model
-        return cls(url=f"{url.rstrip('/')}/{Path(run_folder).name}", model=model)
-
-
 class RunExchange:
-    """The exchange as the run sees it. The run folder's file ``exchange`` holds the URL, for `recover_exchange`. Raises
-    as `ObjectStore`."""
+    """The exchange as the run sees it. The run folder's file ``exchange`` holds the URL, for `use_exchange`. Raises as
+    `ObjectStore`."""
 
     def __init__(self, folder: str | Path, url: str) -> None:
         self._folder = Path(folder)
@@ -94,6 +73,10 @@ class RunExchange:
                     with suppress(DamagedObjectError):
                         _fetch(self._store, path, self._folder)
                         self._seen[path] = version
+
+    def recover(self) -> None:
+        """Copy what workers finished for a run that died; rows that cannot be copied are answered again."""
+        self.take(STATE_FOLDERS)
 
     def find(self, parts: Sequence[ArtifactRef]) -> list[ArtifactRef]:
         """The copies, in the run folder, of parts that workers made. Raises `ArtifactError`, which names it, if a part
@@ -124,7 +107,7 @@ class RunExchange:
             with _repeating(look, LOOK_SECONDS, self._store.url):
                 yield
         except BaseException:
-            with _errors_as_warnings(self._store.url):
+            with errors_as_warnings(self._store.url):
                 self.take()
             raise
         self.take()
@@ -133,16 +116,6 @@ class RunExchange:
         """Delete the copy in the store; `ArtifactError` if that fails."""
         self._store.delete()
         (self._folder / "exchange").unlink(missing_ok=True)
-
-
-def recover_exchange(folder: str | Path) -> None:
-    """Copy what workers finished for a run that died; if the store is out of reach, those rows are answered again."""
-    _call_exchange(folder, lambda exchange: exchange.take(STATE_FOLDERS))
-
-
-def drop_exchange(folder: str | Path) -> None:
-    """Delete a run's copy in a store, if it has one; if the store is out of reach, a warning names the copy."""
-    _call_exchange(folder, RunExchange.drop)
 
 
 @contextmanager
@@ -156,16 +129,16 @@ def local_job(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Upload]
         ModelError: the model is not on this host, or differs from the run's.
         ConfigError: as `ObjectStore`.
     """
-    if job.exchange is None:
+    if not job.exchange:
         yield job, lambda path: None
         return
-    store, folder = ObjectStore(job.exchange.url), PROCESS_COPY.open(job.exchange.url)
+    store, folder = ObjectStore(job.exchange), PROCESS_COPY.open(job.exchange)
     plan = folder / PLAN
     if not plan.exists():  # the plan's digest is checked when it is read
         store.get_file(PLAN, temporary := plan.with_suffix(".tmp"))
         temporary.replace(plan)
     _fetch_partition(store, folder, partition)
-    checkpoint = _find_checkpoint(job.exchange, job.model_digest)
+    checkpoint = _find_checkpoint(job.model, job.model_digest)
     here = replace(job, run_folder=str(folder), plan=replace(job.plan, path=str(plan)), checkpoint=checkpoint)
     with _relaying(store, folder):
         yield here, lambda path: _upload(store, path, folder)
@@ -184,10 +157,10 @@ def _fetch_partition(store: ObjectStore, folder: Path, partition: int) -> None:
 
 
 @lru_cache(maxsize=8)
-def _find_checkpoint(exchange: Exchange, model_digest: str) -> str:
-    checkpoint = resolve_checkpoint(exchange.model)
+def _find_checkpoint(model: str, model_digest: str) -> str:
+    checkpoint = resolve_checkpoint(model)
     if checkpoint_digest(checkpoint) != model_digest:
-        raise ModelError(f"model {exchange.model!r} on {platform.node()} differs from the one where the run began")
+        raise ModelError(f"model {model!r} on {platform.node()} differs from the one where the run began")
     return str(checkpoint)
 
 
@@ -230,17 +203,6 @@ def _fetch(store: ObjectStore, path: str, folder: Path) -> None:
         file.write(content)
 
 
-def _call_exchange(folder: str | Path, act: Callable[[RunExchange], None]) -> None:
-    """Call `act` with the exchange that the run folder names, if any; its errors become warnings."""
-    try:
-        url = (Path(folder) / "exchange").read_text()
-    except OSError:
-        return
-    if url:
-        with _errors_as_warnings(url):
-            act(RunExchange(folder, url))
-
-
 @contextmanager
 def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterator[None]:
     """Call `look` with 1, 2, ... every `seconds` in a thread of its own during the block. Errors of the store become
@@ -251,7 +213,7 @@ def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterato
         num_looks = 0
         while not has_ended.wait(seconds):
             num_looks += 1
-            with _errors_as_warnings(url):
+            with errors_as_warnings(url):
                 look(num_looks)
 
     thread = threading.Thread(target=repeat, daemon=True)
@@ -264,7 +226,8 @@ def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterato
 
 
 @contextmanager
-def _errors_as_warnings(url: str) -> Iterator[None]:
+def errors_as_warnings(url: str) -> Iterator[None]:
+    """Log errors of the block, such as of a store that is out of reach, instead of raising them."""
     try:
         yield
     except BatchloomError as error:

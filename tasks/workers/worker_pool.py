@@ -58,10 +58,10 @@ class WorkerPool:
                     worker.close()
                     if job.stop.is_made:
                         return None
-                    if job.exchange is not None:  # `begin_partition` needs the attempts that the process noted
+                    if job.exchange:  # `begin_partition` needs the attempts that the process noted
                         from tasks.runs.run_exchange import RunExchange
 
-                        RunExchange(job.run_folder, job.exchange.url).take(("attempts",))
+                        RunExchange(job.run_folder, job.exchange).take(("attempts",))
                     LOGGER.warning("partition %d is handed out again: its %s", partition, error)
         finally:
             self._free.put(worker)

@@ -26,13 +26,14 @@ from transformers import AutoTokenizer
 
 from engine.config import EngineConfig
 from tasks.plan_prefix import write_plan
-from tasks.read import read_requests
+from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.storage.artifact import runs_folder
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
 from tests.flows.nights.test_night import REPLIES
+from tests.sources import make_source
 from tests.tiny_encoders import save_encoder
 
 ROOT = Path(__file__).parents[2]
@@ -304,8 +305,8 @@ def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
     """Each process goes on in the same run folder, as a worker does that takes over another one's partition."""
     nights.sql("update documents set body = body || '~' where doc_id = 'd2'")
     workload = load_workload("snippets")
-    run = Run.begin(nights.path, workload, "tiny", "digest", {})
-    requests = read_requests(nights.path, workload, "digest", run.folder).requests
+    run = Run.begin(make_source(nights.path), workload, {})
+    requests = read.fn(make_source(nights.path), workload, run.folder).requests
     model_len = read_max_model_len(nights.model, "auto")
     tokens = write_tokens(
         requests, str(tmp_path / "tokens.parquet"), load_workload("snippets"), nights.model, model_len

@@ -125,7 +125,7 @@ def test_a_night_that_cannot_be_predicted_goes_on(
         machines=WorkerSettings(),
         workers=Workers(WorkerSettings()),
     )
-    run = Run.begin(nights.path, workload, "gone", "", {"full": False})
+    run = Run.begin(night.source, workload, {"full": False})
     plan = ArtifactRef(path=str(tmp_path / "plan.parquet"), num_rows=1, digest="")
     sharing = SharingStats(num_logical_tokens=10**6, num_processed_tokens=10**6, num_best_tokens=1)
     summary = PlanSummary(

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from engine.errors import BatchloomError, ConfigError, DatabaseError
-from tasks.publish import check_target, publish_copy
+from tasks.publish import check_target, publish
 from tests.flows.distributed.worker_watch import lose_step_records, meanwhile
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ while 2 not in seen or number_of_reads < 20:
         number_of_reads += 1
 print(sorted(seen), flush=True)
 """
-PUBLISH = "import sys; from tasks.publish import publish_copy; publish_copy(sys.argv[1], sys.argv[2])"
+PUBLISH = "import sys; from tasks.publish import publish; publish.fn(sys.argv[1], sys.argv[2])"
 
 
 def temporaries(folder: Path) -> list[Path]:
@@ -40,7 +40,7 @@ def test_readers_see_whole_nights(nights: Any, tmp_path: Path) -> None:
     """One process reads the copy in a loop while a night of two workloads runs and renews it."""
     copy = tmp_path / "published" / "team.duckdb"
     copy.parent.mkdir()
-    publish_copy(nights.path, copy)
+    publish.fn(nights.path, copy)
     with duckdb.connect(str(copy), read_only=True) as yesterday:
         with subprocess.Popen([sys.executable, "-c", READ, str(copy)], stdout=subprocess.PIPE, text=True) as reader:
             assert reader.stdout is not None
@@ -67,7 +67,7 @@ def test_a_failed_night_publishes_what_it_finished(nights: Any, tmp_path: Path) 
 def test_a_copy_in_the_making_keeps_writers_out_and_readers_in(nights: Any, tmp_path: Path) -> None:
     """The copying process is halted in the middle, then killed."""
     copy = tmp_path / "copy.duckdb"
-    publish_copy(nights.path, copy)
+    publish.fn(nights.path, copy)
     nights.sql("create table ballast as select repeat(md5(i::varchar), 10) as text from range(250_000) as t (i)")
     command = [sys.executable, "-c", PUBLISH, str(nights.path), str(copy)]
     with subprocess.Popen(command, cwd=ROOT) as publisher:
@@ -85,7 +85,7 @@ def test_a_copy_in_the_making_keeps_writers_out_and_readers_in(nights: Any, tmp_
     with duckdb.connect(str(copy), read_only=True) as connection:
         assert connection.execute("select count(*) from documents").fetchall() == [(4,)]
     assert temporaries(tmp_path)
-    num_bytes = publish_copy(nights.path, copy)
+    num_bytes = publish.fn(nights.path, copy)
     assert temporaries(tmp_path) == []
     assert num_bytes == copy.stat().st_size == nights.path.stat().st_size
     with duckdb.connect(str(copy), read_only=True) as connection:
@@ -119,7 +119,7 @@ def test_a_copy_is_not_made_where_it_would_harm(nights: Any, tmp_path: Path) -> 
     copy = tmp_path / "copy.duckdb"
     (tmp_path / "copy.duckdb.wal").write_bytes(b"x")
     with pytest.raises(DatabaseError, match=r"copy\.duckdb\.wal exists: somebody writes to the published copy"):
-        publish_copy(nights.path, copy)
+        publish.fn(nights.path, copy)
     (tmp_path / "copy.duckdb.wal").unlink()
     hold = (
         f"import duckdb, sys; held = duckdb.connect({str(nights.path)!r}); print('held', flush=True); sys.stdin.read()"
@@ -128,5 +128,5 @@ def test_a_copy_is_not_made_where_it_would_harm(nights: Any, tmp_path: Path) -> 
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(DatabaseError, match=f"is locked by process {holder.pid}"):
-            publish_copy(nights.path, copy, lock_timeout_seconds=0.3)
+            publish.fn(nights.path, copy, lock_timeout_seconds=0.3)
         assert not copy.exists()

@@ -21,7 +21,7 @@ from tasks.infer import infer
 from tasks.partitions import attempt
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
-from tasks.read import read_requests
+from tasks.read import read
 from tasks.recover import recover_runs, stop_run
 from tasks.runs.earlier_runs import sweep_runs
 from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
@@ -29,6 +29,7 @@ from tasks.runs.progress import PartitionProgress
 from tasks.runs.run import Run
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
+from tests.sources import make_source
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -54,13 +55,13 @@ def test_a_stop_request_ends_a_night_as_ctrl_c_does(nights: Any) -> None:
 def begin_run(nights: Any, source: str = "snippets") -> Run:
     """A run that has read its requests and whose process has ended."""
     workload = load_workload(source)
-    run = Run.begin(nights.path, workload, "tiny", "digest", {})
-    run.note({"requests": read_requests(nights.path, workload, "digest", run.folder).requests})
+    run = Run.begin(make_source(nights.path), workload, {})
+    run.note({"requests": read.fn(make_source(nights.path), workload, run.folder).requests})
     return run
 
 
 def test_a_run_that_had_read_nothing_leaves_nothing(nights: Any) -> None:
-    run = Run.begin(nights.path, load_workload("snippets"), "tiny", "digest", {})
+    run = Run.begin(make_source(nights.path), load_workload("snippets"), {})
     recover_runs(nights.path)
     assert not Path(run.folder).exists()
     assert nights.sql("select count(*) from runs") == [(0,)]
@@ -78,7 +79,7 @@ def test_a_run_whose_process_died_is_interrupted(nights: Any, caplog: pytest.Log
 
 
 def test_a_run_whose_process_died_gets_its_report_from_the_next_night(nights: Any) -> None:
-    run, nothing_read = begin_run(nights), Run.begin(nights.path, load_workload("snippets"), "tiny", "digest", {})
+    run, nothing_read = begin_run(nights), Run.begin(make_source(nights.path), load_workload("snippets"), {})
     (summary,) = nights.run("snippets")
     assert {page.parent.name for page in nights.runs.glob("*/report.html")} == {run.record.run_id, summary.run_id}
     assert "its process ended" in (Path(run.folder) / "report.html").read_text()
@@ -131,8 +132,8 @@ def test_a_killed_run_whose_workload_was_changed_does_not_keep_the_night(
     (tmp_path / "gone.sql").write_text("select doc_id, query_id, title, body, query_text from dropped\n")
     workload = load_workload(str(source))
     settings = {"workload": {"key": list(workload.key), "columns": dict(workload.kind.columns)}}
-    run = Run.begin(nights.path, workload, "tiny", "digest", settings)
-    run.note({"requests": read_requests(nights.path, workload, "digest", run.folder).requests})
+    run = Run.begin(make_source(nights.path), workload, settings)
+    run.note({"requests": read.fn(make_source(nights.path), workload, run.folder).requests})
     assert change[0] in text
     source.write_text(text.replace(*change))
     (summary,) = nights.run("snippets")

@@ -20,8 +20,8 @@ from prefect.runtime import flow_run
 from flows.report import main, report_run
 from flows.settings import EngineSettings
 from tasks.report import report, write_report
-from tasks.runs.earlier_runs import load_run
-from tasks.storage.artifact import describe_parquet, runs_folder, write_parquet
+from tasks.runs.run import Run
+from tasks.storage.artifact import runs_folder, write_parquet
 from tasks.storage.schemas import PLAN_SCHEMA
 from tests.flows.browser import Browser, Node, first_pixel
 
@@ -58,12 +58,6 @@ def open_report(nights: Any, browser: Browser, tmp_path: Path) -> Callable[..., 
     return open_page
 
 
-def plan_of(nights: Any) -> Any:
-    """A reference to the one plan in the cache."""
-    (path,) = (nights.runs / "cache").glob("plan-*.parquet")
-    return describe_parquet(path)
-
-
 @pytest.mark.usefixtures("prefect_server")
 def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open_report: Callable[..., Node]) -> None:
     add_bad_rows(nights)
@@ -72,7 +66,7 @@ def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open
         partition_tokens=700,
         engine=EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=64),
     )
-    page = open_report(plan=plan_of(nights))
+    page = open_report()
     (run,) = nights.sql(
         "select run_id, num_ok, num_errors, num_rows, num_cached_tokens / num_prompt_tokens, best_token_saving_ratio"
         " from runs"
@@ -328,7 +322,8 @@ def test_no_two_labels_of_a_picture_overlap(nights: Any, browser: Browser, tmp_p
             for member in range(degree)
         ]
         plan = write_parquet(tmp_path / "plan.parquet", PLAN_SCHEMA, [pa.RecordBatch.from_pylist(rows, PLAN_SCHEMA)])
-        page, _ = write_report(nights.path, page=tmp_path / "page.html", plan=plan)
+        Run.load(nights.path, runs_folder(nights.path) / summary.run_id).note({"plan": plan})
+        page, _ = write_report(nights.path, page=tmp_path / "page.html")
         for width in (1200, 500):
             pictures = browser.label_boxes(page, width)
             assert len(pictures) >= 9
@@ -368,7 +363,7 @@ def test_the_flow_run_links_the_page_and_holds_the_numbers(nights: Any) -> None:
 
     @flow(name="with-report", persist_result=False)
     def with_report() -> tuple[str, str]:
-        return report(str(nights.path), summary.run_id, plan_of(nights)), flow_run.id
+        return report(str(nights.path), summary.run_id), flow_run.id
 
     path, flow_run_id = with_report()
     assert Path(path) == runs_folder(nights.path) / summary.run_id / "report.html"
@@ -391,7 +386,7 @@ def test_a_report_that_fails_ends_no_night(nights: Any) -> None:
 
     @flow(name="night-with-a-lost-run", persist_result=False)
     def night() -> str:
-        report_run(nights.path, "nonsense", None)
+        report_run(nights.path, "nonsense")
         return "went on"
 
     logger = logging.getLogger("batchloom")
@@ -417,7 +412,7 @@ def test_the_command_line(nights: Any, tmp_path: Path) -> None:
     page = runs_folder(nights.path) / summaries[-1].run_id / "report.html"
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{page}\n", "")
     assert page.stat().st_mode & 0o777 == 0o600
-    load_run(nights.path, page.parent)
+    Run.load(nights.path, page.parent)
     result = run("--run", summaries[0].run_id, "--out", str(tmp_path / "out.html"))
     assert (result.returncode, result.stdout) == (0, f"{tmp_path}/out.html\n")
     assert summaries[0].run_id in (tmp_path / "out.html").read_text()

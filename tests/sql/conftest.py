@@ -13,7 +13,7 @@ import pytest
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.partitions.part import STEPS_SCHEMA, part_schema
-from tasks.read import ReadResult, read_requests
+from tasks.read import ReadResult, read
 from tasks.runs import run as runs
 from tasks.runs.run import new_run_id
 from tasks.runs.run_record import RunRecord
@@ -22,6 +22,7 @@ from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
+from tests.sources import make_source
 from tests.sql.report_facts import CONFIG, Step, replace_steps
 
 Row = dict[str, Any]
@@ -110,8 +111,8 @@ class Night:
             **({"status": "completed", "config": {"attach": attach or {}}} | record),
         )
         folder = Path(runs.Run.create(self.path, run).folder)
-        read = read_requests(self.path, chosen, model_digest, folder, full=full, attach=attach)
-        with open_parquet(read.requests) as file:
+        found = read.fn(make_source(self.path, model_digest, full=full, attach=attach or {}), chosen, folder)
+        with open_parquet(found.requests) as file:
             rows = file.read().to_pylist()
         errors = {row["row_id"]: row["error"] or ("prompt too long" if too_long(row) else None) for row in rows}
         tokens = [
@@ -129,7 +130,7 @@ class Night:
             database=self.path,
             workload=chosen,
             record=run,
-            read=read,
+            read=found,
             tokens=write_rows(folder / "tokens.parquet", TOKENS_SCHEMA, tokens),
             parts=[
                 write_rows(

@@ -13,7 +13,7 @@ import pytest
 from engine.errors import DatabaseError
 from sql import statement
 from tasks.database.connection import connect
-from tasks.database.older_tables import ADDED_TO_STEPS
+from tasks.database.existing_tables import ADDED_TO_STEPS
 from tasks.report_page.facts import read_run, read_run_facts
 from tasks.storage.artifact import describe_parquet, write_parquet
 from tasks.storage.schemas import PLAN_SCHEMA

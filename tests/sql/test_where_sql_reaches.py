@@ -10,8 +10,9 @@ import pytest
 from engine.errors import ConfigError, DatabaseError
 from tasks.database.attach import parse_attachments
 from tasks.database.connection import connect, restrict_sql
-from tasks.read import read_requests
+from tasks.read import read
 from tasks.workloads.workload import Workload, load_workload
+from tests.sources import make_source
 
 WORKLOAD = """
 name = "notes"
@@ -73,7 +74,7 @@ def test_no_file_is_read_that_is_not_attached(
     workload = make_workload(query.format(private=private, exports=exports))
     attach = {"exports": str(exports)} if is_attached else {}
     with pytest.raises(DatabaseError, match=r"no right to read .*to allow it, add .*workload 'notes' reads") as caught:
-        read_requests(night.path, workload, "model", make_folder(night), attach=attach)
+        read.fn(make_source(night.path, attach=attach), workload, make_folder(night))
     assert "add [attach] and " in str(caught.value)
     assert "--attach " in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -82,10 +83,12 @@ def test_no_file_is_read_that_is_not_attached(
 def test_the_lines_of_the_message_allow_it(night: Any, make_workload: Any, exports: Path) -> None:
     workload = make_workload(f"select note_id, text from read_csv('{exports}/notes.csv')")
     with pytest.raises(DatabaseError) as caught:
-        read_requests(night.path, workload, "model", make_folder(night))
+        read.fn(make_source(night.path), workload, make_folder(night))
     name, _, folder = str(caught.value).rpartition("--attach ")[2].partition(")")[0].partition("=")
-    found = read_requests(
-        night.path, workload, "model", make_folder(night), attach=parse_attachments({name: folder}, Path("/nowhere"))
+    found = read.fn(
+        make_source(night.path, attach=parse_attachments({name: folder}, Path("/nowhere"))),
+        workload,
+        make_folder(night),
     )
     assert found.num_selected == 1
 
@@ -94,7 +97,7 @@ def test_the_lines_of_the_message_allow_it(night: Any, make_workload: Any, expor
 def test_the_network_is_not_reached(night: Any, make_workload: Any, url: str) -> None:
     workload = make_workload(f"select note_id, text from '{url}'")
     with pytest.raises(DatabaseError, match=r"no right to read .*reaches no network"):
-        read_requests(night.path, workload, "model", make_folder(night))
+        read.fn(make_source(night.path), workload, make_folder(night))
 
 
 def test_variables_of_the_process_are_not_tables(night: Any, make_workload: Any) -> None:
@@ -103,7 +106,7 @@ def test_variables_of_the_process_are_not_tables(night: Any, make_workload: Any)
     secrets = pa.table({"note_id": ["1"], "text": ["secret"]})
     assert secrets.num_rows == 1
     with pytest.raises(DatabaseError, match="no table or view 'secrets'"):
-        read_requests(night.path, make_workload("select note_id, text from secrets"), "model", make_folder(night))
+        read.fn(make_source(night.path), make_workload("select note_id, text from secrets"), make_folder(night))
 
 
 def test_attached_files_are_tables(night: Any, make_workload: Any, exports: Path) -> None:
@@ -139,24 +142,22 @@ def test_sqlite_needs_its_extension(night: Any, make_workload: Any, tmp_path: Pa
         ).fetchall()[0]
     workload = make_workload("select note_id, text from crm.people")
     if is_installed:
-        found = read_requests(night.path, workload, "model", make_folder(night), attach={"crm": str(path)})
+        found = read.fn(make_source(night.path, attach={"crm": str(path)}), workload, make_folder(night))
         assert found.num_selected == 1
         return
     with pytest.raises(
         DatabaseError, match=r"attach: crm: .*extension 'sqlite_scanner' is not loaded here; install it"
     ):
-        read_requests(night.path, workload, "model", make_folder(night), attach={"crm": str(path)})
+        read.fn(make_source(night.path, attach={"crm": str(path)}), workload, make_folder(night))
 
 
 def test_a_broken_attachment_is_named(night: Any, make_workload: Any, tmp_path: Path) -> None:
     (tmp_path / "crm.duckdb").write_text("not a database" * 1000)
     with pytest.raises(DatabaseError, match=r"attach: crm: .*crm.duckdb: "):
-        read_requests(
-            night.path,
+        read.fn(
+            make_source(night.path, attach={"crm": str(tmp_path / "crm.duckdb")}),
             make_workload("select 1"),
-            "model",
             make_folder(night),
-            attach={"crm": str(tmp_path / "crm.duckdb")},
         )
     (tmp_path / "people.parquet").write_text("")
     for name, path, message in (

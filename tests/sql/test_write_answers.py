@@ -13,7 +13,6 @@ import pytest
 
 from engine.errors import ArtifactError, DatabaseError
 from tasks.answers.text import Decoding
-from tasks.runs.earlier_runs import load_run
 from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
 from tasks.write import write_run
@@ -210,7 +209,7 @@ KILLED = """
 import sys, time
 from tasks.storage.artifact import describe_parquet
 from pathlib import Path
-from tasks.runs.earlier_runs import load_run
+from tasks.runs.run import Run
 from tasks.workloads.workload import load_workload
 from tasks.write import write_run
 
@@ -226,7 +225,7 @@ class SlowSteps(list):
 database, folder = sys.argv[1:]
 names = ("requests", "tokens", "steps/part-00000")
 requests, tokens, steps = (describe_parquet(f"{folder}/{name}.parquet") for name in names)
-run = load_run(database, Path(folder))
+run = Run.load(database, Path(folder))
 run.artifacts = {"requests": requests, "tokens": tokens}
 run.list_steps = lambda: SlowSteps([steps])
 write_run(run, load_workload("snippets"))
@@ -266,7 +265,7 @@ def test_only_whole_parts_of_a_folder_are_written(night: Any) -> None:
     torn = Path(run.parts[1].path)
     torn.write_bytes(torn.read_bytes()[:-9])
     (folder / "parts" / ".part-00009.parquet.1-ab.tmp").write_bytes(b"PAR1")
-    run.parts = load_run(night.path, folder).list_parts()
+    run.parts = Run.load(night.path, folder).list_parts()
     (folder / "parts" / ".part-00009.parquet.1-ab.tmp").unlink()
     assert [Path(ref.path).name for ref in run.parts] == ["part-00000.parquet", "part-00002.parquet"]
     assert run.write().num_ok == 2

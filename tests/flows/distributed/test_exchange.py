@@ -23,18 +23,19 @@ from flows.settings import WorkerSettings
 from tasks.partitions.attempt import infer_partition
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
-from tasks.read import read_requests
+from tasks.read import read
 from tasks.recover import recover_runs
 from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
 from tasks.runs.run import Run
-from tasks.runs.run_exchange import Exchange, RunExchange, local_job
+from tasks.runs.run_exchange import RunExchange, local_job
 from tasks.runs.worker_copy import PREFIX, PROCESS_COPY
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.object_server import ObjectServer, serve_objects
 from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until
+from tests.sources import make_source
 
 ROOT = Path(__file__).parents[3]
 AT_ONCE = FailurePolicy(retry_delay_seconds=0.01)
@@ -116,8 +117,8 @@ class Shared:
 
     def __init__(self, nights: Any, folder: Path, url: str) -> None:
         workload = load_workload("snippets")
-        self.run = Run.begin(nights.path, workload, "tiny", "digest", {})
-        requests = read_requests(nights.path, workload, "digest", self.run.folder).requests
+        self.run = Run.begin(make_source(nights.path), workload, {})
+        requests = read.fn(make_source(nights.path), workload, self.run.folder).requests
         model_len = read_max_model_len(nights.model, "auto")
         tokens = write_tokens(
             requests, str(folder / "tokens.parquet"), load_workload("snippets"), nights.model, model_len
@@ -132,12 +133,12 @@ class Shared:
             engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, num_threads=1),
             failures=FailurePolicy(),
             expected_output_tokens=None,
-            exchange=Exchange.below(url, self.run.folder, str(nights.model)),
+            exchange=f"{url}/{Path(self.run.folder).name}",
+            model=str(nights.model),
         )
-        assert self.job.exchange is not None
-        self.end = RunExchange(self.run.folder, self.job.exchange.url)
+        self.end = RunExchange(self.run.folder, self.job.exchange)
         self.end.offer(self.job.plan)
-        self.store = ObjectStore(self.job.exchange.url)
+        self.store = ObjectStore(self.job.exchange)
 
     def answer(self, partition: int) -> Any:
         with local_job(partition, self.job) as (here, publish):
@@ -198,10 +199,8 @@ def test_a_stop_request_travels_both_ways(shared: Shared) -> None:
 def test_what_is_missing_damaged_or_another_is_named(
     shared: Shared, objects: ObjectServer, tiny_checkpoint: Any, tmp_path: Path
 ) -> None:
-    exchange = shared.job.exchange
-    assert exchange is not None
     for model, error in ((tiny_checkpoint("qwen2"), "differs from the one"), (tmp_path / "gone", "no such file")):
-        elsewhere = replace(shared.job, exchange=replace(exchange, model=str(model)))
+        elsewhere = replace(shared.job, model=str(model))
         with pytest.raises(ModelError, match=error), local_job(0, elsewhere):
             pass
     parts = shared.answer(0)

@@ -17,8 +17,9 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.sorting import FlowRunSort
 
 from engine.errors import ConfigError, NightError
+from flows import prediction
 from flows.cli import batchloom
-from flows.nights import foresight, in_time
+from flows.nights import in_time
 from flows.nights.night import night
 from flows.nights.night_file import load_night
 from tasks.runs.infer_job import StopRequest
@@ -355,7 +356,10 @@ def test_what_fits_is_chosen_over_all_models_before_the_night(
     more = LARGE.replace('after = "snippets"\n', "").replace("ranking", "replies.toml")
     sql = "select doc_id || '-' || range as doc_id, query_id, '' as snippet from snippet_requests, range(3)"
     file = write_night(night=text, sql=sql, more=more.format(large=tiny_checkpoint("qwen2")), partition_tokens=300)
-    monkeypatch.setattr(foresight, "predict_run", lambda *_: {"step_seconds": 3000.0})
+    predict_run = prediction.predict_run
+    monkeypatch.setattr(  # before the night, it is called for its result, not for its state
+        prediction, "predict_run", lambda *given, **how: predict_run(*given, **how) if how else {"step_seconds": 3000.0}
+    )
     monkeypatch.setattr("flows.nights.night.forecast_load", lambda *_: 0.0)
     calls, has_time = count(), StopRequest.has_time
     monkeypatch.setattr(StopRequest, "has_time", lambda stop, seconds: has_time(stop, seconds if next(calls) else 1e9))

@@ -54,9 +54,9 @@ def test_both_sides_answer_as_their_own_nights_would(nights: Any, tmp_path: Path
         for name in ("old", "new")
     }
     for row in found.rows:
-        key = (row.key["doc_id"], row.key["query_id"])
-        assert row.errors == (None, None)
-        assert [side["snippet"] for side in row.answers] == [expected["old"][key], expected["new"][key]]
+        key = (row.second.key["doc_id"], row.second.key["query_id"])
+        assert [side.error for side in row] == [None, None]
+        assert [side.answer["snippet"] for side in row] == [expected["old"][key], expected["new"][key]]
         assert row.is_changed == (expected["old"][key] != expected["new"][key])
     page = render_comparison(found, 140)
     assert f"old against new: {len(found.changed)} of 9 rows have another answer" in page
@@ -76,10 +76,10 @@ def test_gold_says_which_is_better_with_a_paired_interval(
     by_metric = {(each.column_name, each.metric): each for each in found.differences}
     accuracy = by_metric["label", "accuracy"]
     for side, value in ((0, accuracy.first_value), (1, accuracy.second_value)):
-        labels = [row.answers[side]["label"] for row in found.rows]
+        labels = [row[side].answer["label"] for row in found.rows]
         assert value == pytest.approx(sum(label == "night" for label in labels) / len(labels))
     brier = by_metric["score", "brier_score"]
-    scores = [[row.answers[side]["score"] for row in found.rows] for side in (0, 1)]
+    scores = [[row[side].answer["score"] for row in found.rows] for side in (0, 1)]
     means = [sum((score - 1) ** 2 for score in of_side) / len(of_side) for of_side in scores]
     assert (brier.first_value, brier.second_value) == (pytest.approx(means[0]), pytest.approx(means[1]))
     assert brier.difference == pytest.approx(means[1] - means[0])
@@ -93,7 +93,7 @@ def test_gold_says_which_is_better_with_a_paired_interval(
     assert {(each.difference, each.low, each.high) for each in same.differences} == {(0.0, 0.0, 0.0)}
     capitals = {'key = ["query_id", "doc_id"]': 'key = ["Query_ID", "DOC_ID"]', '"query_id"\n': '"Query_ID"\n'}
     named = write_variant(tmp_path, "ranking", "named", **{'"yes", "no"': '"night", "the"', **capitals})
-    assert [row.key for row in run_compare(nights, named, words).rows] == [row.key for row in same.rows]
+    assert [row.second.key for row in run_compare(nights, named, words).rows] == [row.second.key for row in same.rows]
 
     with pytest.raises(WorkloadError, match=r"answer different rows: their keys are \['query_id', 'doc_id'\] and"):
         run_compare(nights, "ranking", "snippets")
@@ -157,21 +157,22 @@ def test_questions_are_compared_one_by_one(nights: Any, tmp_path: Path) -> None:
     assert found.num_tokens_together < 0.7 * found.num_tokens_apart, "a document is computed once for five questions"
     for side, name in enumerate(sides):
         for row in found.rows:
-            assert row.errors == (None, None)
-            columns = [*row.answers[side]]
+            assert row[side].error is None
+            columns = [*row[side].answer]
             assert ("kind_probabilities" in columns) == (name == "one")
-            night = nights.sql(f"select {', '.join(columns)} from {name} where doc_id = ?", [row.key["doc_id"]])[0]
-            for column, value, expected in zip(columns, row.answers[side].values(), night, strict=True):
+            where = [row.second.key["doc_id"]]
+            night = nights.sql(f"select {', '.join(columns)} from {name} where doc_id = ?", where)[0]
+            for column, value, expected in zip(columns, row[side].answer.values(), night, strict=True):
                 value = dict(value) if column.endswith("_probabilities") else value
                 # A small probability is as exact as the float32 logits that it is made of.
                 is_text = isinstance(expected, str)
                 assert value == (expected if is_text else pytest.approx(expected, rel=1e-6, abs=1e-9)), column
     agreements = {(each.column_name, each.metric): each for each in found.agreements if each.label is None}
     assert {column for column, _ in agreements} == {"tall", "size"}
-    same = [row.answers[0]["tall"] == row.answers[1]["tall"] for row in found.rows]
+    same = [row.first.answer["tall"] == row.second.answer["tall"] for row in found.rows]
     assert agreements["tall", "agreement"].value == pytest.approx(sum(same) / 3) == 1
     assert agreements["tall", "agreement"].low < 1
-    apart = [abs(row.answers[0]["size"] - row.answers[1]["size"]) for row in found.rows]
+    apart = [abs(row.first.answer["size"] - row.second.answer["size"]) for row in found.rows]
     assert agreements["size", "mean_absolute_error"].value == pytest.approx(sum(apart) / 3)
     differences = {(each.column_name, each.metric): each for each in found.differences}
     assert differences["tall", "accuracy"].difference == 0
@@ -179,7 +180,7 @@ def test_questions_are_compared_one_by_one(nights: Any, tmp_path: Path) -> None:
     assert "Where both agree" in render_comparison(found, 140)
 
     mixed = run_compare(nights, one, str(_write_extraction(tmp_path)), sample=2)
-    assert [sorted(row.answers[1]) for row in mixed.rows] == [["tall"], ["tall"]]
+    assert [sorted(row.second.answer) for row in mixed.rows] == [["tall"], ["tall"]]
     assert [each.column_name for each in mixed.agreements if each.metric == "agreement"] == ["tall"]
 
 

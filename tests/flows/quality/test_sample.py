@@ -30,6 +30,7 @@ def test_a_sample_is_shown_and_only_kept_answers_are_written(
     assert run_flow(nightly, options) == 0
     printed = capsys.readouterr().out
     assert "snippets: 5 of 12 rows answered as a sample, 0 of them failed" in printed
+    assert {"doc_id", "query_id", "snippet"} <= set(printed.split()), "answers have the names of the table's columns"
     assert not nights.sql("select * from runs")
     assert not nights.sql("select * from snippets")
     assert {path.name for path in nights.runs.iterdir()} <= {"cache", "lock"}

@@ -16,7 +16,7 @@ from tasks.partitions import attempt
 from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.prompts.text_codec import TextCodec
-from tasks.read import read_requests
+from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
@@ -24,6 +24,7 @@ from tasks.storage.plan_file import read_all_rows, read_plan_summary
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
+from tests.sources import make_source
 
 QUESTIONS = {
     "urgent": """{ type = "BOOLEAN", ask = "Is it urgent?" }""",
@@ -60,8 +61,9 @@ class Nights:
         return load_workload(self.folder / "triage.toml")
 
     def begin(self, workload: Workload, *, full: bool = False, max_model_len: int = 192) -> tuple[Run, InferJob | None]:
-        run = Run.begin(self.database, workload, str(self.model), "model-1", {})
-        found = read_requests(self.database, workload, "model-1", run.folder, full=full)
+        source = make_source(self.database, "model-1", model=str(self.model), full=full)
+        run = Run.begin(source, workload, {})
+        found = read.fn(source, workload, run.folder)
         run.note({"requests": found.requests}, num_already_done=found.num_already_done)
         if not found.num_selected:
             self.num_asked.append(0)

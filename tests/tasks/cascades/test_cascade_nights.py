@@ -19,11 +19,12 @@ from tasks.cascades.row_choice import RowChoice
 from tasks.nights.cascade_steps import CascadeStep, add_cascades
 from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.partitions.part import part_schema
-from tasks.read import read_requests
+from tasks.read import read
 from tasks.runs.run import Run, make_runs_folder
 from tasks.storage.artifact import write_parquet
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
+from tests.sources import make_source
 
 WORKLOAD = """
 name = "{name}"
@@ -111,9 +112,11 @@ class Nights:
 
     def answer_step(self, workload: Workload, model: str) -> Outcome:
         """Read, answer a row a second, write what was finished; as the flow does, with or without a kill."""
-        run = Run.begin(self.database, workload, model, f"digest of {model}", {})
         choice = self.choose(workload.name, self.roles.get(workload.name))
-        found = read_requests(self.database, workload, f"digest of {model}", run.folder, choice=choice)
+        choices = {} if choice is None else {workload.name: choice}
+        source = make_source(self.database, f"digest of {model}", model=model, choices=choices)
+        run = Run.begin(source, workload, {})
+        found = read.fn(source, workload, run.folder)
         if not found.num_selected:
             shutil.rmtree(run.folder)
             return "done"
@@ -139,7 +142,7 @@ class Nights:
         threshold, cascade = step.cascade.below, step.cascade
         if step.role == "unsure" and cascade.num_sampled:
             digests = ("digest of small", "digest of large")
-            threshold = certify.fn(str(self.database), self.workloads[name], cascade, digests, {}).threshold
+            threshold = certify.fn(str(self.database), self.workloads[name], cascade, digests, {})[0]
         return RowChoice(
             role=step.role, model_digest="digest of small", num_sampled=cascade.num_sampled, threshold=threshold
         )

@@ -87,7 +87,7 @@ def test_metrics_are_scikit_learns(database: Path, rows: list[tuple[float, str]]
     answered = ["yes" if score >= 0.5 else "no" for score in scores]
     add_rankings(database, scores)
     add_gold(database, expected)
-    found = values_of(evaluate_answers(database, RANKING, "gold", k=3))
+    found = values_of(evaluate_answers.fn(database, RANKING, "gold", k=3))
 
     assert found["label", "accuracy", None] == pytest.approx(sk.accuracy_score(expected, answered))
     labels = sorted({*expected, *answered})
@@ -132,7 +132,7 @@ def test_ranks_are_judged_as_scikit_learn_does(database: Path) -> None:
         connection.executemany(
             "insert into gold values (?, ?, ?)", [[f"q{n % 10}", f"d{n}", int(grade)] for n, grade in enumerate(grades)]
         )
-    found = values_of(evaluate_answers(database, RANKING, "gold", k=5))
+    found = values_of(evaluate_answers.fn(database, RANKING, "gold", k=5))
     of_query = [(grades[query::10], scores[query::10]) for query in range(10)]
     gains = [sk.ndcg_score([grade], [score], k=5) for grade, score in of_query]
     assert found["rank", "ndcg@5", None] == pytest.approx(np.mean(gains))
@@ -186,7 +186,7 @@ def test_texts_count_equal_words(database: Path) -> None:
     for doc_id, (_, expected) in answers.items():
         sql(database, "insert into gold values ('q0', ?, ?)", [doc_id, expected])
     sql(database, "insert into gold values ('q0', 'd-never', 'not asked'), ('q0', 'd5', null)")
-    evaluation = evaluate_answers(database, SNIPPETS, "gold")
+    evaluation = evaluate_answers.fn(database, SNIPPETS, "gold")
     found = values_of(evaluation)
     assert found["snippet", "exact_match", None] == pytest.approx(2 / 5), "the failed row is wrong"
     assert found["snippet", "token_f1", None] == pytest.approx((1 + 1 + 2 * 2 / 5 + 1 + 0) / 5)
@@ -206,13 +206,13 @@ def test_two_runs_are_compared_row_by_row(database: Path) -> None:
     second = np.clip(first + rng.normal(0, 0.2, 60), 0.05, 0.95)
     add_rankings(database, first.tolist(), "r1", 1)
     add_rankings(database, second.tolist(), "r2", 2)
-    found = values_of(evaluate_answers(database, RANKING, None, against="r1"), "r1")
+    found = values_of(evaluate_answers.fn(database, RANKING, None, against="r1"), "r1")
     labels = [["yes" if score >= 0.5 else "no" for score in scores] for scores in (first, second)]
     assert found == {
         ("label", "agreement", None): pytest.approx(sk.accuracy_score(*labels)),
         ("label", "kappa", None): pytest.approx(sk.cohen_kappa_score(*labels)),
     }
-    same = values_of(evaluate_answers(database, RANKING, None, run_id="r2", against="r2"), "r2")
+    same = values_of(evaluate_answers.fn(database, RANKING, None, run_id="r2", against="r2"), "r2")
     assert set(same.values()) == {1.0}
 
 
@@ -228,7 +228,7 @@ def test_a_workloads_table_may_have_any_name(database: Path) -> None:
         connection.execute("insert into answers by name select * from rankings")
     add_gold(database, ["yes", "no", "yes", "no"])
     sql(database, "create table expected_rows as from gold")
-    evaluation = evaluate_answers(database, workload, "expected_rows", run_id="r2", against="r1")
+    evaluation = evaluate_answers.fn(database, workload, "expected_rows", run_id="r2", against="r1")
     assert values_of(evaluation)["label", "accuracy", None] == 0.75
     assert values_of(evaluation, "r1")["label", "agreement", None] == 0.75
 
@@ -243,7 +243,7 @@ def test_gold_is_named_as_in_sql(database: Path, name: str) -> None:
     for other in ("experts.judged", 'experts."by hand"', '"by hand"', '"a.b"'):
         sql(database, f"create table {other} as from gold")
     sql(database, "create view views as from experts.judged")
-    evaluation = evaluate_answers(database, RANKING, name)
+    evaluation = evaluate_answers.fn(database, RANKING, name)
     assert values_of(evaluation)["label", "accuracy", None] == 1.0
     assert sql(database, "select gold from evaluations") == [(name,)]
 
@@ -266,7 +266,7 @@ def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> 
         " urgent, 'billing' as topic, i + 0.5::double as total, '2026-01-02' as due, [i, 2] as items, 'EUR' as currency"
         " from range(10) as rows (i)",
     )
-    found = values_of(evaluate_answers(path, SNIPPETS, "gold"))
+    found = values_of(evaluate_answers.fn(path, SNIPPETS, "gold"))
     assert found["urgent", "accuracy", None] == pytest.approx(0.6)
     assert found["topic", "recall", "billing"] == pytest.approx(0.5)
     assert found["topic", "ece", None] == pytest.approx((5 * 0.1 + 5 * 0.1) / 10, abs=0.01)
@@ -286,7 +286,7 @@ def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> 
     }.items():
         sql(path, bad)
         with pytest.raises(DatabaseError, match=message):
-            evaluate_answers(path, SNIPPETS, "gold")
+            evaluate_answers.fn(path, SNIPPETS, "gold")
 
 
 @pytest.mark.usefixtures("few_replicates")
@@ -314,7 +314,7 @@ def test_equal_means_the_same_value(tmp_path: Path, type_: str, answer: str, exp
         f" now() as created_at, '' as content_key, {answer}::{type_} as found",
     )
     sql(path, f"create table gold as select 'd' as doc_id, 'q' as query_id, {expected} as found")
-    assert values_of(evaluate_answers(path, SNIPPETS, "gold"))["found", "exact_match", None] == is_right
+    assert values_of(evaluate_answers.fn(path, SNIPPETS, "gold"))["found", "exact_match", None] == is_right
 
 
 @pytest.mark.usefixtures("few_replicates")
@@ -340,7 +340,7 @@ def test_null_is_an_answer_where_a_text_may_not_say(tmp_path: Path) -> None:
         " case i when 0 then 7.5 when 2 then 8 end as total, case i when 0 then 'x' end as vendor"
         " from range(4) as rows (i)",
     )
-    found = values_of(evaluate_answers(path, load_workload(tmp_path / "invoices.toml"), "gold"))
+    found = values_of(evaluate_answers.fn(path, load_workload(tmp_path / "invoices.toml"), "gold"))
     assert found["currency", "accuracy", None] == pytest.approx(3 / 4)
     assert found["currency", "kappa", None] == pytest.approx(
         sk.cohen_kappa_score(*zip("EE", "EN", "NN", "NN", strict=True))
@@ -376,7 +376,7 @@ def test_each_question_of_a_row_is_judged(tmp_path: Path) -> None:
             "create table gold as select i as id, i < 6 as urgent, if(i < 6, 'billing', 'other') as topic, 3 as tone"
             " from range(8) as rows (i)"
         )
-    evaluation = evaluate_answers(path, workload, "gold")
+    evaluation = evaluate_answers.fn(path, workload, "gold")
     found = values_of(evaluation)
     assert {column for column, _, _ in found} == {"urgent", "topic", "tone"}
     assert found["urgent", "accuracy", None] == found["topic", "accuracy", None] == 0.75
@@ -385,10 +385,10 @@ def test_each_question_of_a_row_is_judged(tmp_path: Path) -> None:
     assert found["tone", "mean_absolute_error", None] == pytest.approx(sum(abs(i / 2 - 2) for i in range(8)) / 8)
     sql(path, "create table misspelled as select id, 'Billing' as topic from gold")
     with pytest.raises(DatabaseError, match="column 'topic': 'Billing' is not one of the labels 'billing', 'other'"):
-        evaluate_answers(path, workload, "misspelled")
+        evaluate_answers.fn(path, workload, "misspelled")
     sql(path, "alter table gold add column note text")
     with pytest.raises(DatabaseError, match=r"it answers urgent, topic, tone$"):
-        evaluate_answers(path, workload, "gold")
+        evaluate_answers.fn(path, workload, "gold")
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def test_gold_that_cannot_be_used_is_refused_in_a_line(database: Path, make: str
     add_rankings(database, [0.4, 0.6])
     sql(database, make)
     with pytest.raises(DatabaseError, match=message) as caught:
-        evaluate_answers(database, RANKING, "gold")
+        evaluate_answers.fn(database, RANKING, "gold")
     assert "\n" not in str(caught.value)
     assert not sql(database, "select * from information_schema.tables where table_name like 'evaluat%'")
 
@@ -454,30 +454,30 @@ def test_a_users_own_view_is_not_replaced(database: Path, view: str) -> None:
     sql(database, f"create view {view} as select 1 as mine")
     message = f"team.duckdb: batchloom has not made the view '{view.lower()}' and would replace it: rename it"
     with pytest.raises(DatabaseError, match=message):
-        evaluate_answers(database, RANKING, "gold")
+        evaluate_answers.fn(database, RANKING, "gold")
     assert sql(database, f"from {view}") == [(1,)]
     sql(database, f"alter view {view} rename to own")
     for _ in range(2):  # its own views are replaced
-        assert evaluate_answers(database, RANKING, "gold").num_gold_rows == 2
+        assert evaluate_answers.fn(database, RANKING, "gold").num_gold_rows == 2
 
 
 def test_what_was_never_answered_is_refused(database: Path) -> None:
     sql(database, "create table gold as select 'q0' as query_id, 'd0' as doc_id, 'yes' as label")
     with pytest.raises(DatabaseError, match="'ranking' has no answers yet"):
-        evaluate_answers(database, RANKING, "gold")
+        evaluate_answers.fn(database, RANKING, "gold")
     add_rankings(database, [0.4])
     for options in ({"run_id": "r9"}, {"against": "r9"}):
         with pytest.raises(DatabaseError, match="run 'r9' has no answers in table 'rankings'"):
-            evaluate_answers(database, RANKING, "gold", **options)
+            evaluate_answers.fn(database, RANKING, "gold", **options)
     with pytest.raises(DatabaseError, match="nothing to compare the answers with"):
-        evaluate_answers(database, RANKING, None)
+        evaluate_answers.fn(database, RANKING, None)
 
 
 @pytest.mark.usefixtures("few_replicates")
 def test_thresholds_name_what_misses_them(database: Path) -> None:
     add_rankings(database, [0.9, 0.8, 0.7, 0.2])
     add_gold(database, ["yes", "yes", "no", "no"])
-    found = evaluate_answers(database, RANKING, "gold").metrics
+    found = evaluate_answers.fn(database, RANKING, "gold").metrics
 
     def check(*texts: str, is_least: bool = True) -> list[str]:
         thresholds = [Threshold.parse(text, is_least=is_least) for text in texts]
@@ -499,7 +499,7 @@ def test_thresholds_name_what_misses_them(database: Path) -> None:
 def test_the_same_rows_give_the_same_intervals(database: Path) -> None:
     add_rankings(database, np.random.default_rng(1).uniform(0.01, 0.99, 50).tolist())
     add_gold(database, ["yes", "no"] * 25)
-    first, second = (evaluate_answers(database, RANKING, "gold").metrics for _ in range(2))
+    first, second = (evaluate_answers.fn(database, RANKING, "gold").metrics for _ in range(2))
     for one, other in zip(first, second, strict=True):  # sums of threads come in any order
         assert (one.column_name, one.metric, one.label) == (other.column_name, other.metric, other.label)
         assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high), abs=1e-9)

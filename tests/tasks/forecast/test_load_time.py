@@ -11,12 +11,13 @@ from engine.errors import ModelError
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.forecast.load_time import find_speed_ratio, forecast_load
+from tests.sources import make_source
 
 
 def test_a_folder_without_weights_is_refused_in_a_line(tmp_path: Path) -> None:
     with connect(tmp_path / "team.duckdb", create=True) as connection:
         create_schema(connection)
-    given = (tmp_path / "team.duckdb", tmp_path, "digest", EngineConfig(device="cpu"))
+    given = (make_source(tmp_path / "team.duckdb", checkpoint=tmp_path), EngineConfig(device="cpu"))
     with pytest.raises(ModelError, match="the folder holds no weights"):
         forecast_load(*given)
     (tmp_path / "model.safetensors").touch()
@@ -49,12 +50,12 @@ def test_steps_take_as_long_as_in_earlier_nights(tmp_path: Path) -> None:
 
     with connect(path, create=True) as connection:
         create_schema(connection)
-    assert find_speed_ratio(path, "digest", engine) == 1.0
+    assert find_speed_ratio(make_source(path), engine) == 1.0
     add_run(1, 500.0, 1000)
     add_run(2, 500.0, 1000, model="another", step_seconds=1.0, num_computed_tokens=1000.0)
-    assert find_speed_ratio(path, "digest", engine) == 1.0, "of this model nothing was predicted"
+    assert find_speed_ratio(make_source(path), engine) == 1.0, "of this model nothing was predicted"
     add_run(3, 20.0, 1000, step_seconds=80.0, num_computed_tokens=8000.0)
-    assert find_speed_ratio(path, "digest", engine) == pytest.approx(2.0)
+    assert find_speed_ratio(make_source(path), engine) == pytest.approx(2.0)
     for number in (4, 5):
         add_run(number, 60.0, 8000, step_seconds=40.0, num_computed_tokens=8000.0, speed_ratio=2.0)
-    assert find_speed_ratio(path, "digest", engine) == pytest.approx(3.0), "the median of 2, 3 and 3"
+    assert find_speed_ratio(make_source(path), engine) == pytest.approx(3.0), "the median of 2, 3 and 3"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from engine.errors import ArtifactError, DatabaseError
-from tasks.runs.earlier_runs import load_run, sweep_runs
+from tasks.runs.earlier_runs import sweep_runs
 from tasks.runs.run import Run, hold_database, new_run_id
 from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder, write_parquet
@@ -66,11 +66,11 @@ def test_everything_is_private_even_in_a_folder_that_was_not(database: Path) -> 
 def test_a_manifest_survives(database: Path) -> None:
     run = Run.create(database, record("r1"))
     folder = Path(run.folder)
-    assert contents(load_run(database, folder)) == contents(run) == (record("r1"), {}, False)
+    assert contents(Run.load(database, folder)) == contents(run) == (record("r1"), {}, False)
     ref = write_parquet(folder / "requests.parquet", SCHEMA, [BATCH])
     run.note({"requests": ref}, status="interrupted", seconds={"read": 0.5})
     updated = (replace(record("r1"), status="interrupted", seconds={"read": 0.5}), {"requests": ref}, False)
-    assert contents(load_run(database, folder)) == contents(run) == updated
+    assert contents(Run.load(database, folder)) == contents(run) == updated
 
 
 @pytest.mark.parametrize("run_id", ["", ".", "..", "a/b", "../up", ".hidden", "a b", "a\0b", "é"])
@@ -96,7 +96,7 @@ def test_unfinished_runs_are_found_until_they_are_written(database: Path) -> Non
     assert folders(database) == [first.folder, second.folder]
     first.end("completed")
     first.finish()
-    finished = load_run(database, Path(first.folder))
+    finished = Run.load(database, Path(first.folder))
     assert finished.is_written
     assert finished.record.status == "completed"
     assert folders(database) == [second.folder]
@@ -151,7 +151,7 @@ def test_a_damaged_manifest_is_refused(database: Path, content: str) -> None:
     folder = Run.create(database, record("r1")).folder
     (Path(folder) / "manifest.json").write_text(content)
     with pytest.raises(ArtifactError, match="is not a run's manifest"):
-        load_run(database, Path(folder))
+        Run.load(database, Path(folder))
 
 
 def test_a_run_of_the_version_before_is_ended_as_any_other(database: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_run_of_the_version_before_is_ended_as_any_other(database: Path) -> No
     (found,) = sweep_runs(database)
     found.end("interrupted", "its process ended")
     assert found.record.config == {"engine": {"chunk_tokens": 2048}, "engines_with_less_memory": engines[::-1]}
-    assert load_run(database, Path(run.folder)).record.status == "interrupted"
+    assert Run.load(database, Path(run.folder)).record.status == "interrupted"
 
 
 def test_an_unknown_status_is_refused(database: Path) -> None:
@@ -178,7 +178,7 @@ def test_an_unknown_status_is_refused(database: Path) -> None:
     value["record"]["status"] = "lost"
     path.write_text(json.dumps(value))
     with pytest.raises(ArtifactError, match="unknown status 'lost'"):
-        load_run(database, Path(folder))
+        Run.load(database, Path(folder))
 
 
 def test_parts_that_are_whole(database: Path) -> None:
