@@ -115,7 +115,7 @@ def _parse(
     try:
         given: dict[str, Any] | None = app(list(map(_rename, arguments)), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise ConfigError(describe_usage(error)) from error
+        raise ConfigError(describe_usage(error, flow.name, options)) from error
     return given
 
 

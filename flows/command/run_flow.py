@@ -36,7 +36,7 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
     is_json = options.pop("json", False)
     atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that exit handlers run
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
+    if can_interrupt := signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
         signal.signal(signal.SIGINT, partial(_interrupt, []))
     try:
         with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
@@ -48,6 +48,9 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
     except (KeyboardInterrupt, SystemExit) as error:
         rest = "; what is answered is kept, and the next run does the rest" if name == "nightly" else ""
         return fail(f"{name}: stopped{rest}", EXIT_TERMINATED if isinstance(error, SystemExit) else EXIT_INTERRUPTED)
+    finally:
+        if can_interrupt:  # the process only exits now: no traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     if is_explain:
         from flows.explain_page import print_forecasts
 

@@ -126,6 +126,10 @@ def load_night(path: Path) -> NightPlan:
             raise ConfigError(f"{path} is a workload's file, not a night's: name it with --workload") from error
         raise ConfigError(f"{path}: {_describe_fault(error.errors()[0], values)}") from error
     folder = path.absolute().parent
+    models = {
+        name: str(folder / table.path) if (folder / table.path).exists() else table.path
+        for name, table in tables.models.items()
+    }
     try:
         workloads = [_load_workload(folder, table) for table in tables.workload]
         steps = tuple(
@@ -134,7 +138,7 @@ def load_night(path: Path) -> NightPlan:
         )
         check_graph(steps)
         _check_tables(workloads)
-        cascades = _list_cascades(tables, steps)
+        cascades = _list_cascades(tables, steps, models)
         by_name = {workload.name: workload for workload in workloads}
         steps, by_name, cascade_steps = add_cascades(steps, by_name, cascades)
         attach = parse_attachments(tables.attach, folder)
@@ -144,10 +148,7 @@ def load_night(path: Path) -> NightPlan:
     return NightPlan(
         tables=tables,
         database=folder / tables.database,
-        models={
-            name: (str(folder / table.path) if (folder / table.path).exists() else table.path, table.engine)
-            for name, table in tables.models.items()
-        },
+        models={name: (models[name], table.engine) for name, table in tables.models.items()},
         steps=steps,
         workloads=by_name,
         cascades=cascade_steps,
@@ -187,7 +188,7 @@ def _choose_model(tables: NightTables, workload: str, table: WorkloadTable) -> s
     return table.model
 
 
-def _list_cascades(tables: NightTables, steps: tuple[Step, ...]) -> dict[str, Cascade]:
+def _list_cascades(tables: NightTables, steps: tuple[Step, ...], models: Mapping[str, str]) -> dict[str, Cascade]:
     """By name of the workload; raises `ConfigError` if a cascade's second model is not in the file, or is the first."""
     found = {step.name: table.cascade for step, table in zip(steps, tables.workload, strict=True) if table.cascade}
     for name, cascade in found.items():
@@ -195,8 +196,10 @@ def _list_cascades(tables: NightTables, steps: tuple[Step, ...]) -> dict[str, Ca
             known = ", ".join(tables.models)
             raise ConfigError(f"workload {name!r}: cascade: to names model {cascade.to!r}, which is none of {known}")
         first = next(step.model for step in steps if step.name == name)
-        if first != cascade.to and tables.models[first].path == tables.models[cascade.to].path:
-            raise ConfigError(f"workload {name!r}: cascade: models {first!r} and {cascade.to!r} have the same path")
+        paths = {Path(models[model]).expanduser().resolve() for model in (first, cascade.to)}  # also of links
+        if first != cascade.to and len(paths) == 1:
+            both = f"models {first!r} and {cascade.to!r}"
+            raise ConfigError(f"workload {name!r}: cascade: {both} have the same path {paths.pop()}")
     return found
 
 

@@ -136,6 +136,8 @@ def many_documents(nights: Any, count: int) -> None:
             ("--workload", "snippets", "--workload", "snippets"),
             "each workload needs a table of its own, got ['snippets', 'snippets']",
         ),
+        (("--budget", "9min"), "--budget needs a night file: batchloom nightly NIGHT.toml --budget VALUE"),
+        (("--until=06:00",), "--until needs a night file: batchloom nightly NIGHT.toml --until VALUE"),
         (("--method", "best"), 'Invalid value "best" for --method. Choose from: "exact", "paper", "none".'),
     ],
 )
@@ -226,6 +228,48 @@ def test_ctrl_c_before_a_night_begins_prints_nothing(seconds: float, tmp_path: P
     assert (process.returncode, output, errors) == (-signal.SIGINT, "", "")
 
 
+@pytest.mark.parametrize("call", ["batchloom()", "run_flow(nightly)"])
+def test_ctrl_c_while_the_process_exits_prints_no_traceback(call: str, nights: Any, prefect_server: str) -> None:
+    program = (
+        "import signal, sys, threading, time; from flows.cli import batchloom\n"
+        "from flows.command.run_flow import run_flow; from flows.nightly import nightly\n"
+        f"code = {call}; threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "print('over', flush=True); sys.exit(code)"
+    )
+    name = ["nightly"] if call == "batchloom()" else []
+    command = [sys.executable, "-c", program, *name, "--database", "none.duckdb", "--model", str(nights.model)]
+    environment = os.environ | {"PREFECT_API_URL": prefect_server}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **streams) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "over\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert errors == "nightly: no database at none.duckdb: no such file\n"
+
+
+def test_what_is_missing_is_named(nights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    night = tmp_path / "night.toml"
+    night.write_text("")
+    for arguments, message in (
+        (["nightly"], "nightly: --database is missing"),
+        (["nightly", *nights.inputs[:2]], "nightly: --model is missing"),
+        (["nightly", "--database"], "nightly: Parameter --database requires an argument."),
+        (
+            ["compare", "old.toml", *nights.inputs],
+            "compare: two workloads are needed: batchloom compare OLD.toml NEW.toml",
+        ),
+        (
+            ["nightly", str(night), "--device", "cpu"],
+            "nightly: --device does not go with a night file, whose tables hold",
+        ),
+    ):
+        assert batchloom(arguments) == 2
+        assert capsys.readouterr().err.startswith(message)
+
+
 def test_a_name_that_is_not_utf_8_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert batchloom(["nightly", "--database", os.fsdecode(b"caf\xe9.duckdb"), "--model", "x"]) == 2
     line = "batchloom: names must be UTF-8, got 'nightly --database caf\\udce9.duckdb --model x'\n"
@@ -262,7 +306,9 @@ def test_a_locked_database_is_named_with_who_holds_it(
         assert command.wait() == 1
         capsys.readouterr()
         assert batchloom(["advise", "snippets", *nights.inputs]) == 1
-        assert capsys.readouterr().err.endswith("; waited 5 s\n")
+        waiting, failed = capsys.readouterr().err.splitlines()
+        assert waiting.endswith("; waiting up to 5 s")
+        assert failed.endswith("; waited 5 s")
         holder.kill()
     assert (command.output, len(command.errors.splitlines())) == ("", 1)
     assert f"is locked by process {holder.pid}" in command.errors
