@@ -15,6 +15,7 @@ from flows.workers import Workers, infer_plan
 from tasks.partitions.attempt import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
+from tasks.prompts.text_codec import check_tokenizer
 from tasks.read import ReadResult, read, read_answer_length
 from tasks.recover import stop_run
 from tasks.runs.infer_job import FailurePolicy, InferJob, Member
@@ -48,8 +49,9 @@ def find_source(
 def describe_source(
     database: Path, model: str, engine: EngineConfig, planning: PlanSettings, full: bool, attach: Mapping[str, str]
 ) -> Source:
-    """As `find_source`, without a check that the engine can compute the model. See `find_source`."""
+    """As `find_source`, without a check that the engine can compute the model."""
     checkpoint = resolve_checkpoint(model)
+    check_tokenizer(checkpoint)
     return Source(
         database=database,
         model=model,

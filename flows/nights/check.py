@@ -7,7 +7,8 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError
-from engine.model.loading.checkpoint import is_plain, read_json
+from engine.limits import check_weights
+from engine.model.loading.checkpoint import GGUF_TENSORS, is_plain, read_json
 from engine.model.loading.hub import resolve_head
 from flows.command.failure import EXIT_FAILED
 from flows.command.run_flow import plain_log
@@ -70,6 +71,8 @@ def check_model(
         from flows.proof import prove_architecture  # takes seconds to import
 
         prove_architecture(checkpoint)
+    if (checkpoint / GGUF_TENSORS).is_file() or any(checkpoint.glob("*.safetensors")):  # not those of a hub id
+        check_weights(config, checkpoint)
     machines.check_host(config, checkpoint)
     codec = TextCodec.load(checkpoint)
     problems, bound = [], {}

@@ -169,6 +169,11 @@ def test_a_mistake_is_one_line(
         ("encoder", "is an encoder; it can be used for mode 'embed'"),
         ("unspoken", "has no chat template: set chat = false in the [prompt] of 'snippets'"),
         ("silent", "the folder holds no tokenizer"),
+        ("garbled", "its tokenizer cannot be read from tokenizer.json, "),
+        (
+            "smaller",
+            "config.json says vocab_size 500, hidden_size 96; the weight model.embed_tokens.weight has the shape",
+        ),
     ],
 )
 @pytest.mark.usefixtures("prefect_server")
@@ -178,11 +183,43 @@ def test_a_model_that_cannot_answer_is_named_before_a_row_is_read(
     save_encoder("bert", tmp_path / "encoder")
     shutil.copytree(nights.model, tmp_path / "unspoken", ignore=shutil.ignore_patterns("chat_template*"))
     shutil.copytree(nights.model, tmp_path / "silent", ignore=shutil.ignore_patterns("*token*"))
+    for name in ("garbled", "smaller"):
+        shutil.copytree(nights.model, tmp_path / name)
+    (tmp_path / "garbled" / "tokenizer.json").write_text("{")
+    config = (nights.model / "config.json").read_text()
+    (tmp_path / "smaller" / "config.json").write_text(config.replace('"vocab_size": 512', '"vocab_size": 500'))
     capfd.readouterr()
     assert run_flow(nightly, [*nights.inputs, "--model", str(tmp_path / model)]) == 1
     shown = capfd.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
     assert message in shown.err
+    assert not list(nights.runs.glob("*-*")), "no run was begun"
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(
+    ("columns", "query", "message"),
+    [
+        ("doc_id text, label integer", "select doc_id, body from documents", "table 'topics' has no column"),
+        ("doc_id text", "select doc_id, text from documents", "no column 'text'; there are"),
+    ],
+)
+def test_all_workloads_are_checked_before_the_first_is_answered(
+    nights: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], columns: str, query: str, message: str
+) -> None:
+    nights.sql(f"create table {'topics' if 'label' in columns else 'others'} ({columns})")
+    (tmp_path / "rows.sql").write_text(query)
+    (tmp_path / "topics.toml").write_text(
+        'name = "topics"\nmode = "score"\nrequests_sql = "rows.sql"\nkey = ["doc_id"]\nlabels = ["a", "b"]\n'
+        '[prompt]\ntemplate = "{body}"\n[output]\ntable = "topics"\n'
+    )
+    workloads = ["--workload", "snippets", "--workload", str(tmp_path / "topics.toml")]
+    capfd.readouterr()
+    for sample in ([], ["--sample", "2"]):
+        assert run_flow(nightly, [*nights.inputs, *OPTIONS, *workloads, *sample]) == 1
+        shown = capfd.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
+        assert message in shown.err
     assert not list(nights.runs.glob("*-*")), "no run was begun"
 
 
