@@ -21,6 +21,12 @@ SHOWN_FIRST = (
     *("device", "dtype", "kv_memory", "max_num_batched_tokens", "workers"),
 )
 
+USAGES = {
+    ("nightly", True): "Usage: batchloom nightly NIGHT.toml [OPTIONS]",
+    ("compare", False): "Usage: batchloom compare OLD.toml NEW.toml --database PATH --model STR [OPTIONS]",
+}
+"""Of commands with arguments before their options, by name and by whether they take a night file."""
+
 
 class _Option(NamedTuple):
     name: str
@@ -73,7 +79,7 @@ def _find_options(flow: Flow[..., Any]) -> Iterator[_Option]:
             meaning = flow.parameters.properties[parameter.name].get("description")
             yield _Option(parameter.name, "", parameter.annotation, parameter.default, meaning)
             continue
-        group = parameter.annotation.__doc__.splitlines()[0].split(";")[0].rstrip(".")
+        group = parameter.annotation.__doc__.split(";")[0].split(".")[0]
         for name, field in fields.items():
             yield _Option(name, parameter.name, field.annotation, field.default, field.description, group)
 
@@ -95,7 +101,8 @@ def _parse(
             name=_flag(name),
             help=option.help,
             group=option.group if shows_all else "Parameters",
-            show=shows_all or name in SHOWN_FIRST,
+            show=(shows_all or name in SHOWN_FIRST) and name != "file",
+            show_default=_show_default,
             negative=(),
             allow_repeating=True,  # the last value counts
         )
@@ -106,6 +113,7 @@ def _parse(
     app = App(
         name=f"batchloom {flow.name}",
         help=about if shows_all else f"{about} --help-all shows all options.",
+        usage=USAGES.get((flow.name, "file" in options)),
         help_flags=HELP_FLAGS,
         version_flags=(),
         result_action="return_value",
@@ -117,6 +125,12 @@ def _parse(
     except CycloptsError as error:
         raise ConfigError(describe_usage(error, flow.name, options)) from error
     return given
+
+
+def _show_default(value: Any) -> str | None:
+    """A default for the help; None where an option is off or empty unless it is given."""
+    is_off = value is None or value is False or value in ("", ())
+    return None if is_off else ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _flag(name: str) -> str:

@@ -287,6 +287,25 @@ def test_ctrl_c_while_the_process_exits_prints_no_traceback(call: str, nights: A
     assert errors == "nightly: no database at none.duckdb: no such file\n"
 
 
+def test_help_shows_arguments_and_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    night = tmp_path / "night.toml"
+    night.write_text("")
+    for arguments, usage in (
+        (["nightly", str(night)], "Usage: batchloom nightly NIGHT.toml [OPTIONS]\n\nAnswer the rows"),
+        (["compare"], "Usage: batchloom compare OLD.toml NEW.toml --database PATH --model STR [OPTIONS]\n\nAnswer"),
+    ):
+        assert batchloom([*arguments, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(usage)
+        assert "--file" not in shown
+    assert batchloom(["nightly", "--help-all"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "path of a TOML file. [default: snippets, ranking]" in shown
+    assert "0: torch decides [default: 0]" in shown
+    assert not re.findall(r"default: (?:False|None|\(\)|\])", shown)
+    assert "╭─ When the run tries again, and when it gives up ──" in shown
+
+
 def test_what_is_missing_is_named(nights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     night = tmp_path / "night.toml"
     night.write_text("")
