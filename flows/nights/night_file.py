@@ -19,6 +19,7 @@ from tasks.nights.cascade_steps import CascadeStep, add_cascades
 from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Step, check_graph
 from tasks.runs.infer_job import FailurePolicy
+from tasks.workloads.fault import UNKNOWN_KEY, choose_fault
 from tasks.workloads.workload import SHIPPED, Workload, load_workload
 
 Text = Annotated[str, Field(min_length=1)]
@@ -124,7 +125,7 @@ def load_night(path: Path) -> NightPlan:
     except pydantic.ValidationError as error:
         if "mode" in values:
             raise ConfigError(f"{path} is a workload's file, not a night's: name it with --workload") from error
-        raise ConfigError(f"{path}: {_describe_fault(error.errors()[0], values)}") from error
+        raise ConfigError(f"{path}: {_describe_fault(choose_fault(error), values)}") from error
     folder = path.absolute().parent
     models = {
         name: str(folder / table.path) if (folder / table.path).exists() else table.path
@@ -225,7 +226,9 @@ def _describe_fault(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
     where = f"[{'.'.join(tables)}]: " if tables else ""
     if fault["type"] == "missing":
         return f"{where}{key} is missing"
-    if fault["type"] == "extra_forbidden":
+    if key == "workload" and fault["type"] == "tuple_type":
+        return "workload must be a list of tables: begin each with [[workload]], not with [workload]"
+    if fault["type"] in UNKNOWN_KEY:
         return f"{where}{key!r} is not a known key here"
     if fault["type"] in _EXPECTED:
         return f"{where}{key} must be {_EXPECTED[fault['type']]}, got {fault['input']!r}"

@@ -57,11 +57,13 @@ def find_query_problems(
 
 def _check_step(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str, own: str) -> None:
     """Check a query and its output table, then create the step's tables in `PLANNED` for the checks of later steps."""
+    planned = f"{_schema_name(PLANNED)},{own}"
+    set_option(connection, "search_path", planned)
+    check_requests(connection, workload, database)
     set_option(connection, "search_path", own)
     check_schema(connection, workload, database)
     existing = list_relations(connection)
-    set_option(connection, "search_path", f"{_schema_name(PLANNED)},{own}")
-    check_requests(connection, workload, database)
+    set_option(connection, "search_path", planned)
     create_schema(connection, workload)
     for table in INPUT_TABLES & existing.keys() & list_relations(connection).keys():
         execute(connection, "schema/drop_table", table=table)
