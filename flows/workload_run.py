@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.encoding.families import is_encoder
+from engine.errors import DatabaseError
 from engine.limits import check_weights
 from engine.model.loading.checkpoint import checkpoint_digest, is_plain, read_json, resolve_checkpoint
 from flows.report import report_run
@@ -204,7 +205,10 @@ def write_rows(workload: Workload, run: Run, num_left: int) -> RunSummary:
         run.end("deadline", f"{num_left:,} rows were not reached before the deadline")
     else:
         run.end("completed")
-    summary = write(run, workload)
+    try:
+        summary = write(run, workload)
+    except DatabaseError as error:
+        raise DatabaseError(f"{error}; the answers stay in {run.folder}, and the next run writes them") from error
     run.finish()
     LOGGER.info(summary.text)
     if summary.num_rows:

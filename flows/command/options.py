@@ -11,6 +11,7 @@ from prefect import Flow
 from pydantic import ValidationError, create_model
 
 from engine.errors import ConfigError
+from flows.command.commands import USAGES, show_default
 from flows.command.option_faults import describe_usage, describe_values
 from flows.settings import RENAMED
 
@@ -20,12 +21,6 @@ SHOWN_FIRST = (
     *("workload", "gold", "run", "against", "min", "max"),
     *("device", "dtype", "kv_memory", "max_num_batched_tokens", "workers"),
 )
-
-USAGES = {
-    ("nightly", True): "Usage: batchloom nightly NIGHT.toml [OPTIONS]",
-    ("compare", False): "Usage: batchloom compare OLD.toml NEW.toml --database PATH --model STR [OPTIONS]",
-}
-"""Of commands with arguments before their options, by name and by whether they take a night file."""
 
 
 class _Option(NamedTuple):
@@ -102,7 +97,7 @@ def _parse(
             help=option.help,
             group=option.group if shows_all else "Parameters",
             show=(shows_all or name in SHOWN_FIRST) and name != "file",
-            show_default=_show_default,
+            show_default=show_default,
             negative=(),
             allow_repeating=True,  # the last value counts
         )
@@ -125,12 +120,6 @@ def _parse(
     except CycloptsError as error:
         raise ConfigError(describe_usage(error, flow.name, options)) from error
     return given
-
-
-def _show_default(value: Any) -> str | None:
-    """A default for the help; None where an option is off or empty unless it is given."""
-    is_off = value is None or value is False or value in ("", ())
-    return None if is_off else ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _flag(name: str) -> str:

@@ -500,6 +500,20 @@ def test_a_night_whose_server_ends_has_its_answers_and_one_line(
     assert nights.sql("select count(*) from snippets where status = 'ok'") == [(12,)]
 
 
+def test_a_full_disk_of_the_temporary_server_is_named_without_tracebacks(start: Start) -> None:
+    limit = (1 << 16, 1 << 16)
+    command = start(own_server=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    assert command.wait() == 1
+    lines = command.errors.splitlines()
+    assert not [line for line in lines if "Traceback" in line or line.startswith("  ")]
+    assert [line for line in lines if re.search(r"uvicorn.error - .*OperationalError: \(sqlite3", line)]
+    (last,) = [line for line in lines if line.startswith("nightly: ")]
+    place = re.escape(os.environ["PREFECT_HOME"])
+    assert re.search(
+        rf"Prefect's temporary server has not started: .*; its database is in {place}; .* bytes free", last
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "exit_code"), [("ctrl-c", 130), ("sigterm", 143), ("kill", -signal.SIGKILL)])
 def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, how: str, exit_code: int) -> None:
