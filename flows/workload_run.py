@@ -50,7 +50,7 @@ def find_source(
 def describe_source(
     database: Path, model: str, engine: EngineConfig, planning: PlanSettings, full: bool, attach: Mapping[str, str]
 ) -> Source:
-    """As `find_source`, without a check that the engine can compute the model."""
+    """As `find_source`, without a check that the engine can compute the model. See `find_source`."""
     checkpoint = resolve_checkpoint(model)
     check_tokenizer(checkpoint)
     return Source(
