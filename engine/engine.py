@@ -184,8 +184,9 @@ class Engine(BatchCalls):
             decode: needed where a request has stop strings.
         """
         check_groups(requests, groups)
-        if not (decode is None or callable(decode)):
-            raise ConfigError(f"decode must be a function of token ids, got {decode!r}")
+        for name, function, what in (("decode", decode, "token ids"), ("on_step", on_step, "step records")):
+            if not (function is None or callable(function)):
+                raise ConfigError(f"{name} must be a function of {what}, got {function!r}")
         poolers = {mode: self._find_pooler(mode) for mode in {r.mode for r in requests if r.is_pooled}}
         make_sampler = TokenSampler
         if any(request.is_constrained for request in requests):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from rich.console import Console
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, ConfigError
 from flows.command.failure import EXIT_FAILED, fail
+from flows.command.run_flow import plain_log
 from flows.nights.night_file import load_night
 from flows.quality.text_page import make_table
 from flows.settings import PlanSettings, find_attachments
@@ -71,7 +73,7 @@ def show_advice(advice: LayoutAdvice, console: Console) -> None:
             parts = "; ".join(order or "(fixed)" for order in cost.orders)
             ratio = cost.num_computed_tokens / written - 1 if written else 0.0
             table.add_row(
-                cost.name if cost.name != parts else "", parts, f"{cost.num_computed_tokens:,}", f"{ratio:+.1%}"
+                cost.name if cost.name != parts else "", parts, f"{cost.num_computed_tokens:,}", f"{ratio:+z.1%}"
             )
         console.print(table)
     for sentence in advice.sentences:
@@ -98,15 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = []
-        for source, workloads in list_jobs(options):
-            try:
-                found.append(advise_layouts(source, [each.bind(source.checkpoint) for each in workloads]))
-            except BatchloomError as error:
-                if not _is_night(options.workload):
-                    raise
-                names, why = tuple(each.name for each in workloads), " ".join(str(error).split())
-                advice = LayoutAdvice(workloads=names, num_rows=0, sentences=(f"Cannot be looked at now: {why}",))
-                found.append(advice)
+        with plain_log(sys.stderr):
+            for source, workloads in list_jobs(options):
+                try:
+                    found.append(advise_layouts(source, [each.bind(source.checkpoint) for each in workloads]))
+                except BatchloomError as error:
+                    if not _is_night(options.workload):
+                        raise
+                    names, why = tuple(each.name for each in workloads), " ".join(str(error).split())
+                    advice = LayoutAdvice(workloads=names, num_rows=0, sentences=(f"Cannot be looked at now: {why}",))
+                    found.append(advice)
     except BatchloomError as error:
         return fail(f"advise: {' '.join(str(error).split())}", EXIT_FAILED)
     if options.json:

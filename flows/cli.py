@@ -13,7 +13,8 @@ from flows.command.failure import EXIT_USAGE, fail
 def batchloom(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names; returns the exit code.
 
-    Until a flow begins, Ctrl-C ends the process at once: there is nothing to keep, and a traceback would tell nothing.
+    Before and after a flow, Ctrl-C ends the process at once: there is nothing to keep, and a traceback would tell
+    nothing.
     """
     given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if (text := " ".join(given)).encode(errors="ignore").decode() != text:
@@ -24,7 +25,7 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(*given)
     finally:
-        if is_usual:
+        if is_usual and arguments is not None:  # called from Python, so the process goes on
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

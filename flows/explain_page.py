@@ -138,7 +138,7 @@ def _orders(forecast: Forecast) -> Table:
 def _what_ifs(prediction: Prediction) -> Table:
     table = make_table("Settings tried on some partitions", ["option"], ("time", "partitions"))
     for what_if in prediction.what_ifs:
-        table.add_row(what_if.option, f"{what_if.time_ratio - 1:+.1%}", f"{what_if.num_partitions}")
+        table.add_row(what_if.option, f"{what_if.time_ratio - 1:+z.1%}", f"{what_if.num_partitions}")
     return table
 
 

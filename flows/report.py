@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.errors import ArtifactError, BatchloomError
 from flows.command.commands import COMMANDS
 from flows.command.failure import EXIT_FAILED, fail
+from flows.command.run_flow import plain_log
 from tasks.recover import recover_runs
 from tasks.report import report, write_report
 
@@ -48,9 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        path, _ = write_report(
-            options.database, options.run, options.out, lock_timeout_seconds=options.lock_timeout_seconds
-        )
+        with plain_log(sys.stderr):
+            path, _ = write_report(
+                options.database, options.run, options.out, lock_timeout_seconds=options.lock_timeout_seconds
+            )
     except BatchloomError as error:
         hint = "; name another file with --out" if isinstance(error, ArtifactError) and options.out is None else ""
         return fail(f"report: {' '.join(str(error).split())}{hint}", EXIT_FAILED)

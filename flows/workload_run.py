@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.encoding.families import is_encoder
+from engine.errors import DatabaseError
 from engine.limits import check_weights
 from engine.model.loading.checkpoint import checkpoint_digest, is_plain, read_json, resolve_checkpoint
 from flows.report import recover, report_run
@@ -17,6 +18,7 @@ from tasks.database.connection import connect
 from tasks.partitions.attempt import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
+from tasks.prompts.text_codec import check_tokenizer
 from tasks.read import ReadResult, read, read_answer_length
 from tasks.recover import stop_run
 from tasks.runs.infer_job import FailurePolicy, InferJob, Member
@@ -52,6 +54,7 @@ def describe_source(
 ) -> Source:
     """As `find_source`, without a check that the engine can compute the model. See `find_source`."""
     checkpoint = resolve_checkpoint(model)
+    check_tokenizer(checkpoint)
     return Source(
         database=database,
         model=model,
@@ -216,7 +219,10 @@ def write_rows(workload: Workload, run: Run, num_left: int) -> RunSummary:
         run.end("deadline", f"{num_left:,} rows were not reached before the deadline")
     else:
         run.end("completed")
-    summary = write(run, workload)
+    try:
+        summary = write(run, workload)
+    except DatabaseError as error:
+        raise DatabaseError(f"{error}; the answers stay in {run.folder}, and the next run writes them") from error
     run.finish()
     LOGGER.info(summary.text)
     if summary.num_rows:

@@ -1,4 +1,6 @@
-"""The commands of `batchloom`."""
+"""The commands of `batchloom`, and how their help shows them."""
+
+from typing import Any
 
 COMMANDS = {
     "nightly": "Answer the rows of a database that have no answer yet. batchloom nightly NIGHT.toml runs a night file.",
@@ -23,3 +25,15 @@ MODULES = {
     "compare": "flows.quality.compare",
 }
 """By command, the module if it is not `flows.COMMAND`."""
+
+USAGES = {
+    ("nightly", True): "Usage: batchloom nightly NIGHT.toml [OPTIONS]",
+    ("compare", False): "Usage: batchloom compare OLD.toml NEW.toml --database PATH --model STR [OPTIONS]",
+}
+"""Of commands with arguments before their options, by name and by whether they take a night file."""
+
+
+def show_default(value: Any) -> str | None:
+    """A default for the help; None where an option is off or empty unless it is given."""
+    is_off = value is None or value is False or value in ("", ())
+    return None if is_off else ", ".join(value) if isinstance(value, tuple) else str(value)

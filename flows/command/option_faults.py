@@ -1,8 +1,8 @@
 """Wrong options of the command line, described in one line."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
-from cyclopts import CycloptsError, UnusedCliTokensError
+from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -19,8 +19,31 @@ def describe_values(error: ValidationError, meanings: Mapping[str, str | None]) 
             yield name, fault["msg"].removeprefix("Value error, ")
 
 
-def describe_usage(error: CycloptsError) -> str:
-    """Why arguments cannot be parsed as options with values."""
+OF_NIGHT_FILES = ("--until", "--budget")
+"""Options of ``batchloom nightly`` that need a night file."""
+
+
+def describe_usage(error: CycloptsError, command: str, options: Collection[str]) -> str:
+    """Why arguments cannot be parsed as options with values.
+
+    Args:
+        command: its name.
+        options: the names of all its options, such as "database".
+    """
+    if isinstance(error, UnknownOptionError) and command == "nightly":
+        flag = (error.token.keyword or error.token.value).partition("=")[0]
+        if flag in OF_NIGHT_FILES:
+            return f"{flag} needs a night file: batchloom nightly NIGHT.toml {flag} VALUE (see docs/nights.md)"
+        if "file" in options:
+            return (
+                f"{flag} does not go with a night file, whose tables hold all settings; a workload's file is named "
+                "with --workload"
+            )
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        if not error.argument.tokens and error.keyword is None:
+            return f"{error.argument.name} is missing"
+        if error.argument.name == "--workload" and command == "compare":
+            return "two workloads are needed: batchloom compare OLD.toml NEW.toml"
     if isinstance(error, UnusedCliTokensError):
         tokens = ", ".join(error.unused_tokens or ())
         return f"{tokens}: belongs to no option (several values are given as --option A --option B)"

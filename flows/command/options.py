@@ -11,6 +11,7 @@ from prefect import Flow
 from pydantic import ValidationError, create_model
 
 from engine.errors import ConfigError
+from flows.command.commands import USAGES, show_default
 from flows.command.option_faults import describe_usage, describe_values
 from flows.settings import RENAMED
 
@@ -73,7 +74,7 @@ def _find_options(flow: Flow[..., Any]) -> Iterator[_Option]:
             meaning = flow.parameters.properties[parameter.name].get("description")
             yield _Option(parameter.name, "", parameter.annotation, parameter.default, meaning)
             continue
-        group = parameter.annotation.__doc__.splitlines()[0].split(";")[0].rstrip(".")
+        group = parameter.annotation.__doc__.split(";")[0].split(".")[0]
         for name, field in fields.items():
             yield _Option(name, parameter.name, field.annotation, field.default, field.description, group)
 
@@ -95,7 +96,8 @@ def _parse(
             name=_flag(name),
             help=option.help,
             group=option.group if shows_all else "Parameters",
-            show=shows_all or name in SHOWN_FIRST,
+            show=(shows_all or name in SHOWN_FIRST) and name != "file",
+            show_default=show_default,
             negative=(),
             allow_repeating=True,  # the last value counts
         )
@@ -106,6 +108,7 @@ def _parse(
     app = App(
         name=f"batchloom {flow.name}",
         help=about if shows_all else f"{about} --help-all shows all options.",
+        usage=USAGES.get((flow.name, "file" in options)),
         help_flags=HELP_FLAGS,
         version_flags=(),
         result_action="return_value",
@@ -115,7 +118,7 @@ def _parse(
     try:
         given: dict[str, Any] | None = app(list(map(_rename, arguments)), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise ConfigError(describe_usage(error)) from error
+        raise ConfigError(describe_usage(error, flow.name, options)) from error
     return given
 
 

@@ -25,6 +25,7 @@ from prefect.settings import (
 )
 
 from engine.errors import ConfigError
+from flows.command.failure import describe_lost_server
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -53,7 +54,9 @@ def reachable_server() -> Iterator[None]:
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(limits, sync_client=True) as client:
                 client.hello()
         except (RuntimeError, HTTPError) as error:
-            raise ConfigError(f"no Prefect server at {url}: {error}; start it, or unset PREFECT_API_URL") from error
+            what = f"no Prefect server at {url}" if CONFIGURED_URL else "Prefect's temporary server has not started"
+            advice = "; start it, or unset PREFECT_API_URL" if CONFIGURED_URL else ""
+            raise ConfigError(describe_lost_server(error, what) + advice) from error
         yield
 
 

@@ -18,7 +18,7 @@ from prefect.logging.handlers import PrefectConsoleHandler
 
 from engine.errors import BatchloomError, ConfigError
 from flows.command.commands import COMMANDS, FLAGS
-from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, fail
+from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, describe_lost_server, fail
 from flows.command.options import parse_options
 from flows.command.prefect_server import reachable_server
 
@@ -36,7 +36,7 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
     is_json = options.pop("json", False)
     atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that exit handlers run
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
+    if can_interrupt := signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
         signal.signal(signal.SIGINT, partial(_interrupt, []))
     try:
         with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
@@ -44,10 +44,13 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
     except (BatchloomError, OSError) as error:
         return fail(f"{name}: {' '.join(str(error).split())}", EXIT_FAILED)
     except HTTPError as error:
-        return fail(f"{name}: the Prefect server does not answer any more: {error}", EXIT_FAILED)
+        return fail(f"{name}: {describe_lost_server(error)}", EXIT_FAILED)
     except (KeyboardInterrupt, SystemExit) as error:
         rest = "; what is answered is kept, and the next run does the rest" if name == "nightly" else ""
         return fail(f"{name}: stopped{rest}", EXIT_TERMINATED if isinstance(error, SystemExit) else EXIT_INTERRUPTED)
+    finally:
+        if can_interrupt:  # the process only exits now: no traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     if is_explain:
         from flows.explain_page import print_forecasts
 

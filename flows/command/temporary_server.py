@@ -5,12 +5,28 @@ It is started by path and imports nothing of this project, so it runs in any wor
 
 import ctypes
 import gc
+import logging
 import os
+import re
 import signal
 import socket
 import sys
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
+
+
+def make_record(*given: Any, **named: Any) -> logging.LogRecord:
+    """A log record with its error as one line: the server's tracebacks, hundreds of lines on a full disk, would hide
+    the line of the run that says what fails."""
+    record = logging.LogRecord(*given, **named)
+    text = record.getMessage()
+    if record.exc_info and (error := record.exc_info[1]) is not None:
+        text, record.exc_info = f"{text} {type(error).__name__}: {error}", None
+    text = re.sub(r".*^Traceback \(most recent call last\):\n(?: [^\n]*\n)*", "", text, flags=re.MULTILINE | re.DOTALL)
+    record.msg, record.args = text.strip().partition("\n")[0], ()
+    return record
+
 
 if __name__ == "__main__":
     parent_pid, listener_fd = map(int, sys.argv[1:])
@@ -18,6 +34,8 @@ if __name__ == "__main__":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         sys.exit("the parent ended before its server began")
+    if "PREFECT_LOGGING_LEVEL" not in os.environ:
+        logging.setLogRecordFactory(make_record)
 
     gc.disable()  # garbage collection takes a fifth of the imports' time and finds nothing
     import uvicorn

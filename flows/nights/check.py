@@ -7,9 +7,11 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError
-from engine.model.loading.checkpoint import is_plain, read_json
+from engine.limits import check_weights
+from engine.model.loading.checkpoint import GGUF_TENSORS, is_plain, read_json
 from engine.model.loading.hub import resolve_head
 from flows.command.failure import EXIT_FAILED
+from flows.command.run_flow import plain_log
 from flows.nights.night_file import NightPlan, load_night
 from flows.settings import WorkerSettings
 from tasks.nights.check_steps import find_query_problems
@@ -69,6 +71,8 @@ def check_model(
         from flows.proof import prove_architecture  # takes seconds to import
 
         prove_architecture(checkpoint)
+    if (checkpoint / GGUF_TENSORS).is_file() or any(checkpoint.glob("*.safetensors")):  # not those of a hub id
+        check_weights(config, checkpoint)
     machines.check_host(config, checkpoint)
     codec = TextCodec.load(checkpoint)
     problems, bound = [], {}
@@ -92,8 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, metavar="NIGHT.toml")
     options = parser.parse_args(arguments)
     try:
-        plan = load_night(options.file)
-        problems = find_problems(plan)
+        with plain_log(sys.stderr):
+            plan = load_night(options.file)
+            problems = find_problems(plan)
     except BatchloomError as error:
         problems = [" ".join(str(error).split())]
     for problem in problems:

@@ -19,6 +19,7 @@ from tasks.nights.cascade_steps import CascadeStep, add_cascades
 from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Step, check_graph
 from tasks.runs.infer_job import FailurePolicy
+from tasks.workloads.fault import UNKNOWN_KEY, choose_fault
 from tasks.workloads.workload import SHIPPED, Workload, load_workload
 
 Text = Annotated[str, Field(min_length=1)]
@@ -124,8 +125,12 @@ def load_night(path: Path) -> NightPlan:
     except pydantic.ValidationError as error:
         if "mode" in values:
             raise ConfigError(f"{path} is a workload's file, not a night's: name it with --workload") from error
-        raise ConfigError(f"{path}: {_describe_fault(error.errors()[0], values)}") from error
+        raise ConfigError(f"{path}: {_describe_fault(choose_fault(error), values)}") from error
     folder = path.absolute().parent
+    models = {
+        name: str(folder / table.path) if (folder / table.path).exists() else table.path
+        for name, table in tables.models.items()
+    }
     try:
         workloads = [_load_workload(folder, table) for table in tables.workload]
         steps = tuple(
@@ -134,7 +139,7 @@ def load_night(path: Path) -> NightPlan:
         )
         check_graph(steps)
         _check_tables(workloads)
-        cascades = _list_cascades(tables, steps)
+        cascades = _list_cascades(tables, steps, models)
         by_name = {workload.name: workload for workload in workloads}
         steps, by_name, cascade_steps = add_cascades(steps, by_name, cascades)
         attach = parse_attachments(tables.attach, folder)
@@ -144,10 +149,7 @@ def load_night(path: Path) -> NightPlan:
     return NightPlan(
         tables=tables,
         database=folder / tables.database,
-        models={
-            name: (str(folder / table.path) if (folder / table.path).exists() else table.path, table.engine)
-            for name, table in tables.models.items()
-        },
+        models={name: (models[name], table.engine) for name, table in tables.models.items()},
         steps=steps,
         workloads=by_name,
         cascades=cascade_steps,
@@ -187,7 +189,7 @@ def _choose_model(tables: NightTables, workload: str, table: WorkloadTable) -> s
     return table.model
 
 
-def _list_cascades(tables: NightTables, steps: tuple[Step, ...]) -> dict[str, Cascade]:
+def _list_cascades(tables: NightTables, steps: tuple[Step, ...], models: Mapping[str, str]) -> dict[str, Cascade]:
     """By name of the workload; raises `ConfigError` if a cascade's second model is not in the file, or is the first."""
     found = {step.name: table.cascade for step, table in zip(steps, tables.workload, strict=True) if table.cascade}
     for name, cascade in found.items():
@@ -195,8 +197,10 @@ def _list_cascades(tables: NightTables, steps: tuple[Step, ...]) -> dict[str, Ca
             known = ", ".join(tables.models)
             raise ConfigError(f"workload {name!r}: cascade: to names model {cascade.to!r}, which is none of {known}")
         first = next(step.model for step in steps if step.name == name)
-        if first != cascade.to and tables.models[first].path == tables.models[cascade.to].path:
-            raise ConfigError(f"workload {name!r}: cascade: models {first!r} and {cascade.to!r} have the same path")
+        paths = {Path(models[model]).expanduser().resolve() for model in (first, cascade.to)}  # also of links
+        if first != cascade.to and len(paths) == 1:
+            both = f"models {first!r} and {cascade.to!r}"
+            raise ConfigError(f"workload {name!r}: cascade: {both} have the same path {paths.pop()}")
     return found
 
 
@@ -222,7 +226,9 @@ def _describe_fault(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
     where = f"[{'.'.join(tables)}]: " if tables else ""
     if fault["type"] == "missing":
         return f"{where}{key} is missing"
-    if fault["type"] == "extra_forbidden":
+    if key == "workload" and fault["type"] == "tuple_type":
+        return "workload must be a list of tables: begin each with [[workload]], not with [workload]"
+    if fault["type"] in UNKNOWN_KEY:
         return f"{where}{key!r} is not a known key here"
     if fault["type"] in _EXPECTED:
         return f"{where}{key} must be {_EXPECTED[fault['type']]}, got {fault['input']!r}"

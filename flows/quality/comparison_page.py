@@ -69,7 +69,7 @@ def _list_differences(found: PromptDiff) -> Table:
     numbers = (*found.names, "difference", "95% interval", "rows")
     table = make_table(escape(f"Against {found.gold}"), ("column", "measure"), numbers)
     for each in found.differences:
-        values = (f"{each.first_value:.3f}", f"{each.second_value:.3f}", f"{each.difference:+.3f}")
-        ends = f"{each.low:+.3f} to {each.high:+.3f}"
+        values = (f"{each.first_value:.3f}", f"{each.second_value:.3f}", f"{each.difference:+z.3f}")
+        ends = f"{each.low:+z.3f} to {each.high:+z.3f}"
         table.add_row(escape(each.column_name), each.metric, *values, ends, f"{each.num_rows:,}")
     return table

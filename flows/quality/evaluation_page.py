@@ -32,4 +32,4 @@ def render_evaluation(evaluation: Evaluation) -> str:
 
 def show_value(each: Metric) -> str:
     """The value with three decimals, or four digits from 10 on."""
-    return f"{each.value:.3f}" if abs(each.value) < 10 else f"{each.value:.4g}"
+    return f"{each.value:z.3f}" if abs(each.value) < 10 else f"{each.value:z.4g}"

@@ -1,5 +1,6 @@
 """Opens a DuckDB file that could not be opened at once."""
 
+import logging
 import re
 import time
 from pathlib import Path
@@ -10,6 +11,11 @@ from engine.errors import DatabaseError
 from tasks.database.connection import NO_DATABASE
 from tasks.database.messages import explain
 
+LOGGER = logging.getLogger("batchloom")
+
+LOG_AFTER_SECONDS = 1.0
+"""Shorter waits are not logged: a night has the database open for about so long."""
+
 LOCK_MESSAGE = "Could not set lock on file"
 OPEN_OTHERWISE_MESSAGE = "different configuration than existing connections"
 OTHER_FILE_MESSAGES = "Cannot launch in-memory database in read-only mode", "sqlite_scanner"
@@ -19,7 +25,7 @@ OTHER_FILE_MESSAGES = "Cannot launch in-memory database in read-only mode", "sql
 def wait_and_open(
     path: Path, error: duckdb.Error, *, read_only: bool, lock_timeout_seconds: float
 ) -> duckdb.DuckDBPyConnection:
-    """Open a file that could not be opened at once.
+    """Open a file that could not be opened at once. A wait of more than a second is logged.
 
     Args:
         error: why it could not.
@@ -28,8 +34,7 @@ def wait_and_open(
     Raises:
         DatabaseError: not a DuckDB file, locked (the message names the process id), or not readable.
     """
-    deadline = time.monotonic() + lock_timeout_seconds
-    wait_seconds = 0.02
+    begun, wait_seconds, is_logged = time.monotonic(), 0.02, False
     while True:
         message = str(error)
         if any(part in message for part in OTHER_FILE_MESSAGES):
@@ -38,14 +43,23 @@ def wait_and_open(
             read_only = False
         elif LOCK_MESSAGE not in message and OPEN_OTHERWISE_MESSAGE not in message:
             raise DatabaseError(f"{path} cannot be opened: {explain(error)}") from error
-        elif time.monotonic() >= deadline:
-            holder = re.search(r"held in (.+?) \(PID (\d+)\)", message)
-            who = f"process {holder.group(2)} ({holder.group(1)})" if holder else "another user of this process"
-            raise DatabaseError(f"{path} is locked by {who}; waited {lock_timeout_seconds:g} s") from error
         else:
-            time.sleep(min(wait_seconds, max(0.0, deadline - time.monotonic())))
+            waited = time.monotonic() - begun
+            locked = f"{path} is locked by {_find_holder(message)}"
+            if waited >= lock_timeout_seconds:
+                raise DatabaseError(f"{locked}; waited {lock_timeout_seconds:g} s") from error
+            if waited >= LOG_AFTER_SECONDS and not is_logged:
+                LOGGER.warning("%s; waiting up to %g s", locked, lock_timeout_seconds)
+                is_logged = True
+            time.sleep(min(wait_seconds, lock_timeout_seconds - waited))
             wait_seconds = min(1.0, wait_seconds * 2)
         try:
             return duckdb.connect(str(path), read_only=read_only)
         except duckdb.Error as again:
             error = again
+
+
+def _find_holder(message: str) -> str:
+    """Who has the file open, from DuckDB's message."""
+    holder = re.search(r"held in (.+?) \(PID (\d+)\)", message)
+    return f"process {holder.group(2)} ({holder.group(1)})" if holder else "another user of this process"

@@ -1,11 +1,12 @@
 """Checks each step's query before the night, against the database and the tables that earlier steps will make."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import duckdb
 
-from engine.errors import BatchloomError
+from engine.errors import BatchloomError, DatabaseError
 from tasks.database.connection import connect, execute, quote_identifier, restrict_sql, set_option
 from tasks.database.schema import INPUT_TABLES, check_requests, check_schema, create_schema, list_relations
 from tasks.nights.graph import Step, plan_waves
@@ -13,6 +14,16 @@ from tasks.workloads.workload import Workload
 
 PLANNED = "batchloom_planned"
 """Name of an in-memory database with the tables that the night will make."""
+
+
+def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping[str, str]) -> None:
+    """Check the queries and output tables of workloads that are answered one after the other, each of which may read
+    the answers of those before it; raises `DatabaseError` with the first problem. See `find_query_problems`."""
+    names = [str(number) for number in range(len(workloads))]
+    steps = [Step(name=name, model="", after=(before,)) for before, name in pairwise(names)]
+    steps = [Step(name=names[0], model=""), *steps]
+    for problem in find_query_problems(database, tuple(steps), dict(zip(names, workloads, strict=True)), attach):
+        raise DatabaseError(problem)
 
 
 def find_query_problems(
@@ -46,11 +57,13 @@ def find_query_problems(
 
 def _check_step(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str, own: str) -> None:
     """Check a query and its output table, then create the step's tables in `PLANNED` for the checks of later steps."""
+    planned = f"{_schema_name(PLANNED)},{own}"
+    set_option(connection, "search_path", planned)
+    check_requests(connection, workload, database)
     set_option(connection, "search_path", own)
     check_schema(connection, workload, database)
     existing = list_relations(connection)
-    set_option(connection, "search_path", f"{_schema_name(PLANNED)},{own}")
-    check_requests(connection, workload, database)
+    set_option(connection, "search_path", planned)
     create_schema(connection, workload)
     for table in INPUT_TABLES & existing.keys() & list_relations(connection).keys():
         execute(connection, "schema/drop_table", table=table)

@@ -144,9 +144,15 @@ class TextCodec:
         return text
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Load a tokenizer of which there is no copy yet: it may be damaged. Raises as `TextCodec.load`."""
+    if any(folder.glob("tokenizer*")) and not _find_copy(folder).is_file():
+        TextCodec.load(folder)
+
+
 def load_tokenizer(folder: Path) -> Any:
     """The transformers tokenizer of a checkpoint folder; raises as `TextCodec.load`."""
-    copy = cache_folder() / "tokenizers" / f"{_digest(folder)}.json"
+    copy = _find_copy(folder)
     with suppress(Exception):  # no copy yet, or a damaged one
         return _build(json.loads(copy.read_bytes()))
     from transformers import AutoTokenizer
@@ -165,14 +171,14 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _digest(folder: Path) -> str:
-    """Digest of the files that define the tokenizer and of the versions of the libraries that read them."""
+def _find_copy(folder: Path) -> Path:
+    """The copy's path, with a digest of the tokenizer's files and of the versions of the libraries that read them."""
     versions = [importlib.metadata.version(name) for name in ("transformers", "tokenizers")]
     digest = hashlib.sha256(" ".join(versions).encode())
     for file in sorted(folder.glob("*")):
         if file.name in ("config.json", *TOKENIZER_FILES):
             digest.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()[:32]
+    return cache_folder() / "tokenizers" / f"{digest.hexdigest()[:32]}.json"
 
 
 def _keep(tokenizer: Any, copy: Path) -> None:

@@ -37,7 +37,7 @@ def by_column(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 def interval(each: Row) -> str:
     """An interval such as "0.812 to 0.934"; empty for none."""
-    return "" if each.low is None or each.high is None else f"{each.low:.3f} to {each.high:.3f}"
+    return "" if each.low is None or each.high is None else f"{each.low:z.3f} to {each.high:z.3f}"
 
 
 def _draw_metrics(metrics: Sequence[Row]) -> Picture:
@@ -51,7 +51,7 @@ def _draw_metrics(metrics: Sequence[Row]) -> Picture:
     marks = [element("line", x1=at(0), x2=at(0), y1=0.0, y2=height, class_="axis")] if least < 0 else []
     for number, each in enumerate(metrics):
         y = number * ROW_HEIGHT + ROW_HEIGHT / 2
-        text = f"{each.value:.3f}" + (f"  ({interval(each)})" if interval(each) else "")
+        text = f"{each.value:z.3f}" + (f"  ({interval(each)})" if interval(each) else "")
         marks += [
             element("text", f"{each.column_name}: {each.metric}", x=NAME_WIDTH - 12, y=y + 4, class_="name end"),
             element("line", x1=NAME_WIDTH, x2=NAME_WIDTH + width, y1=y, y2=y, class_="grid"),

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from engine.execution.step_record import StepRecord
 from tasks.storage.artifact import writing
@@ -132,7 +130,9 @@ def watch_progress(
     def watch() -> None:
         looks = _look(Path(run_folder), work, has_ended, min(SHOW_SECONDS, LOG_SECONDS))
         if console.is_terminal:
-            _draw(looks, title, work, console)
+            from tasks.runs.progress_bar import draw_bar  # imported only when needed
+
+            draw_bar(looks, title, work, console)
         else:
             _log(looks, title, work, show)
 
@@ -169,27 +169,3 @@ def _log(looks: Iterable[Look], title: str, work: PlannedWork, show: Callable[[i
         rest = "time left not known yet" if math.isnan(left) else f"about {left:,.0f} s left"
         LOGGER.info("%s: %s%s, %s, %s", title, rows, failed, tokens, rest)
         show(counts.num_rows)
-
-
-def _draw(looks: Iterable[Look], title: str, work: PlannedWork, console: Console) -> None:
-    """Draw a bar and move it with each look, the last of which is made when the run has ended."""
-    columns = (  # within 80 characters for a million prompts
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=7),
-        TextColumn("{task.fields[rows]}/{task.fields[num_rows]} prompts"),
-        TextColumn("{task.fields[tokens]:,} tokens {task.fields[rate]:,.0f}/s"),
-        TextColumn("{task.fields[left]} left"),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(title, total=1.0, rows=0, num_rows=work.num_rows, tokens=0, rate=0.0, left="-:--:--")
-        for seconds, counts, left in looks:
-            is_done = counts.num_rows >= work.num_rows
-            bar.update(
-                task,
-                description=f"{title} ({counts.num_failed:,} failed)" if counts.num_failed else title,
-                completed=1.0 if is_done else counts.num_tokens / max(1.0, work.count_tokens(counts)),
-                rows=counts.num_rows,
-                tokens=counts.num_tokens,
-                rate=counts.num_tokens / seconds,
-                left="-:--:--" if math.isnan(left) else timedelta(seconds=round(left)),
-            )

@@ -159,19 +159,6 @@ def _verify(ref: ArtifactRef, size: int, mtime_ns: int) -> tuple[pq.FileMetaData
     return metadata, np.array([group.statistics.min for group in groups], dtype=np.int64)
 
 
-def read_spread_rows(plan: ArtifactRef, num_rows: int) -> list[Plan]:
-    """`num_rows` rows of a plan (all if it has fewer), evenly spread over its partitions, each as a plan of one row."""
-    verify_once(plan)
-    partitions = pq.read_table(plan.path, columns=["partition"]).column("partition").to_numpy()
-    chosen = np.unique(np.linspace(0, len(partitions) - 1, num_rows, dtype=np.int64))
-    rows = []
-    for partition in np.unique(partitions[chosen]).tolist():
-        inside = chosen[partitions[chosen] == partition] - np.searchsorted(partitions, partition)
-        whole = read_partition(plan, partition)
-        rows += [whole.take(np.array([position])) for position in inside.tolist()]
-    return rows
-
-
 def count_partition_rows(plan: ArtifactRef) -> npt.NDArray[np.int64]:
     """The number of rows of each partition."""
     with open_parquet(plan) as file:

@@ -16,6 +16,9 @@ _EXPECTED = {
     "dataclass_type": "a table",
     "dict_type": "a table",
 }
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+"""pydantic's types of errors for a key that a table does not have."""
+
 _MISSING = {"key": "a list of strings", "labels": "a list of strings", "prompt": "a table", "output": "a table"}
 
 FOREIGN_KEYS = {
@@ -40,13 +43,20 @@ def describe_fault(error: ValueError, values: Mapping[str, Any], text: str) -> s
         values, text: of the file.
     """
     if isinstance(error, pydantic.ValidationError):
-        fault = error.errors()[0]
+        fault = choose_fault(error)
         steps = [str(step) for step in fault["loc"] if isinstance(step, str)]
         message = _describe(fault, values)
     else:
         message, steps = str(error), []
     line = find_line(text, [*steps, *_find_keys(message, steps, values)])
     return message if line is None else f"line {line}: {message}"
+
+
+def choose_fault(error: pydantic.ValidationError) -> ErrorDetails:
+    """The error to report: an unknown key, because a misspelt key is often missing by its right name, else the first
+    one."""
+    faults = error.errors()
+    return next((fault for fault in faults if fault["type"] in UNKNOWN_KEY), faults[0])
 
 
 def find_line(text: str, steps: Sequence[str]) -> int | None:
@@ -104,7 +114,7 @@ def _describe(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
     where = "".join(f"[{table}]: " for table in tables)
     if kind == "missing":
         return f"{where}{key} is missing; expected {_MISSING.get(key, 'a string')}"
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+    if kind in UNKNOWN_KEY:
         return f"{where}{key!r} is not a known key here"
     if kind == "value_error":
         is_text = isinstance(context["error"], UnicodeDecodeError)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from engine.encoding.families import is_encoder
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import is_plain, read_json, weight_names
+from engine.model.loading.checkpoint import is_plain, read_json, weight_shapes
 
 if TYPE_CHECKING:
     from tasks.workloads.workload import Workload
@@ -32,7 +32,7 @@ def _why_no_text(checkpoint: Path) -> str:
         return "is an encoder"
     config = read_json(checkpoint / "config.json")
     if is_plain(config):
-        names = () if config.get("tie_word_embeddings") else weight_names(checkpoint)
+        names = () if config.get("tie_word_embeddings") else weight_shapes(checkpoint)
         has_head = not names or any("lm_head" in name for name in names)  # a GGUF file's folder has no names
     else:
         from engine.model.loading.stock_weights import has_output_layer  # takes seconds to import

@@ -269,6 +269,22 @@ def test_what_is_no_decoder_is_named(engine: Engine) -> None:
         engine.generate([Request(request_id="a", token_ids=[5], stop="!")], decode="x")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"requests": None}, "requests must be a sequence, got None"),
+        ({"requests": [5]}, "requests must hold Requests, got 5"),
+        ({"groups": None}, "groups must be a sequence, got None"),
+        ({"groups": ["x"]}, "groups must hold PrefixGroups, got 'x'"),
+        ({"on_step": "x"}, "on_step must be a function of step records, got 'x'"),
+    ],
+)
+def test_what_is_no_plan_is_named(engine: Engine, changes: dict[str, Any], message: str) -> None:
+    given = {"requests": [Request(request_id="a", token_ids=[5])], "groups": plan_prefix_groups([[5]])}
+    with pytest.raises(ValueError, match=message):
+        list(engine.run_plan(**given | changes))
+
+
 def start(engine: Engine, requests: Sequence[Request]) -> Iterator[Completion]:
     """A run of which the first answer has been taken."""
     run = engine.run_plan(requests, plan_prefix_groups([request.token_ids for request in requests]))

@@ -136,6 +136,8 @@ def many_documents(nights: Any, count: int) -> None:
             ("--workload", "snippets", "--workload", "snippets"),
             "each workload needs a table of its own, got ['snippets', 'snippets']",
         ),
+        (("--budget", "9min"), "--budget needs a night file: batchloom nightly NIGHT.toml --budget VALUE"),
+        (("--until=06:00",), "--until needs a night file: batchloom nightly NIGHT.toml --until VALUE"),
         (("--method", "best"), 'Invalid value "best" for --method. Choose from: "exact", "paper", "none".'),
     ],
 )
@@ -167,6 +169,11 @@ def test_a_mistake_is_one_line(
         ("encoder", "is an encoder; it can be used for mode 'embed'"),
         ("unspoken", "has no chat template: set chat = false in the [prompt] of 'snippets'"),
         ("silent", "the folder holds no tokenizer"),
+        ("garbled", "its tokenizer cannot be read from tokenizer.json, "),
+        (
+            "smaller",
+            "config.json says vocab_size 500, hidden_size 96; the weight model.embed_tokens.weight has the shape",
+        ),
     ],
 )
 @pytest.mark.usefixtures("prefect_server")
@@ -176,11 +183,43 @@ def test_a_model_that_cannot_answer_is_named_before_a_row_is_read(
     save_encoder("bert", tmp_path / "encoder")
     shutil.copytree(nights.model, tmp_path / "unspoken", ignore=shutil.ignore_patterns("chat_template*"))
     shutil.copytree(nights.model, tmp_path / "silent", ignore=shutil.ignore_patterns("*token*"))
+    for name in ("garbled", "smaller"):
+        shutil.copytree(nights.model, tmp_path / name)
+    (tmp_path / "garbled" / "tokenizer.json").write_text("{")
+    config = (nights.model / "config.json").read_text()
+    (tmp_path / "smaller" / "config.json").write_text(config.replace('"vocab_size": 512', '"vocab_size": 500'))
     capfd.readouterr()
     assert run_flow(nightly, [*nights.inputs, "--model", str(tmp_path / model)]) == 1
     shown = capfd.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
     assert message in shown.err
+    assert not list(nights.runs.glob("*-*")), "no run was begun"
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(
+    ("columns", "query", "message"),
+    [
+        ("doc_id text, label integer", "select doc_id, body from documents", "table 'topics' has no column"),
+        ("doc_id text", "select doc_id, text from documents", "no column 'text'; there are"),
+    ],
+)
+def test_all_workloads_are_checked_before_the_first_is_answered(
+    nights: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], columns: str, query: str, message: str
+) -> None:
+    nights.sql(f"create table {'topics' if 'label' in columns else 'others'} ({columns})")
+    (tmp_path / "rows.sql").write_text(query)
+    (tmp_path / "topics.toml").write_text(
+        'name = "topics"\nmode = "score"\nrequests_sql = "rows.sql"\nkey = ["doc_id"]\nlabels = ["a", "b"]\n'
+        '[prompt]\ntemplate = "{body}"\n[output]\ntable = "topics"\n'
+    )
+    workloads = ["--workload", "snippets", "--workload", str(tmp_path / "topics.toml")]
+    capfd.readouterr()
+    for sample in ([], ["--sample", "2"]):
+        assert run_flow(nightly, [*nights.inputs, *OPTIONS, *workloads, *sample]) == 1
+        shown = capfd.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
+        assert message in shown.err
     assert not list(nights.runs.glob("*-*")), "no run was begun"
 
 
@@ -226,6 +265,67 @@ def test_ctrl_c_before_a_night_begins_prints_nothing(seconds: float, tmp_path: P
     assert (process.returncode, output, errors) == (-signal.SIGINT, "", "")
 
 
+@pytest.mark.parametrize("call", ["batchloom()", "run_flow(nightly)"])
+def test_ctrl_c_while_the_process_exits_prints_no_traceback(call: str, nights: Any, prefect_server: str) -> None:
+    program = (
+        "import signal, sys, threading, time; from flows.cli import batchloom\n"
+        "from flows.command.run_flow import run_flow; from flows.nightly import nightly\n"
+        f"code = {call}; threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "print('over', flush=True); sys.exit(code)"
+    )
+    name = ["nightly"] if call == "batchloom()" else []
+    command = [sys.executable, "-c", program, *name, "--database", "none.duckdb", "--model", str(nights.model)]
+    environment = os.environ | {"PREFECT_API_URL": prefect_server}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **streams) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "over\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert errors == "nightly: no database at none.duckdb: no such file\n"
+
+
+def test_help_shows_arguments_and_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    night = tmp_path / "night.toml"
+    night.write_text("")
+    for arguments, usage in (
+        (["nightly", str(night)], "Usage: batchloom nightly NIGHT.toml [OPTIONS]\n\nAnswer the rows"),
+        (["compare"], "Usage: batchloom compare OLD.toml NEW.toml --database PATH --model STR [OPTIONS]\n\nAnswer"),
+    ):
+        assert batchloom([*arguments, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(usage)
+        assert "--file" not in shown
+    assert batchloom(["nightly", "--help-all"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "path of a TOML file. [default: snippets, ranking]" in shown
+    assert "0: torch decides [default: 0]" in shown
+    assert not re.findall(r"default: (?:False|None|\(\)|\])", shown)
+    assert "╭─ When the run tries again, and when it gives up ──" in shown
+
+
+def test_what_is_missing_is_named(nights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    night = tmp_path / "night.toml"
+    night.write_text("")
+    for arguments, message in (
+        (["nightly"], "nightly: --database is missing"),
+        (["nightly", *nights.inputs[:2]], "nightly: --model is missing"),
+        (["nightly", "--database"], "nightly: Parameter --database requires an argument."),
+        (
+            ["compare", "old.toml", *nights.inputs],
+            "compare: two workloads are needed: batchloom compare OLD.toml NEW.toml",
+        ),
+        (
+            ["nightly", str(night), "--device", "cpu"],
+            "nightly: --device does not go with a night file, whose tables hold",
+        ),
+    ):
+        assert batchloom(arguments) == 2
+        assert capsys.readouterr().err.startswith(message)
+
+
 def test_a_name_that_is_not_utf_8_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert batchloom(["nightly", "--database", os.fsdecode(b"caf\xe9.duckdb"), "--model", "x"]) == 2
     line = "batchloom: names must be UTF-8, got 'nightly --database caf\\udce9.duckdb --model x'\n"
@@ -262,7 +362,9 @@ def test_a_locked_database_is_named_with_who_holds_it(
         assert command.wait() == 1
         capsys.readouterr()
         assert batchloom(["advise", "snippets", *nights.inputs]) == 1
-        assert capsys.readouterr().err.endswith("; waited 5 s\n")
+        waiting, failed = capsys.readouterr().err.splitlines()
+        assert waiting.endswith("; waiting up to 5 s")
+        assert failed.endswith("; waited 5 s")
         holder.kill()
     assert (command.output, len(command.errors.splitlines())) == ("", 1)
     assert f"is locked by process {holder.pid}" in command.errors
@@ -396,6 +498,20 @@ def test_a_night_whose_server_ends_has_its_answers_and_one_line(
     assert command.wait(20) == 1, "its last events are not sent again and again"
     assert "Traceback" not in command.errors
     assert nights.sql("select count(*) from snippets where status = 'ok'") == [(12,)]
+
+
+def test_a_full_disk_of_the_temporary_server_is_named_without_tracebacks(start: Start) -> None:
+    limit = (1 << 16, 1 << 16)
+    command = start(own_server=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    assert command.wait() == 1
+    lines = command.errors.splitlines()
+    assert not [line for line in lines if "Traceback" in line or line.startswith("  ")]
+    assert [line for line in lines if re.search(r"uvicorn.error - .*OperationalError: \(sqlite3", line)]
+    (last,) = [line for line in lines if line.startswith("nightly: ")]
+    place = re.escape(os.environ["PREFECT_HOME"])
+    assert re.search(
+        rf"Prefect's temporary server has not started: .*; its database is in {place}; .* bytes free", last
+    )
 
 
 @pytest.mark.slow

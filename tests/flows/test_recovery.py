@@ -13,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prefect import flow
 
 from engine.config import EngineConfig
 from engine.errors import DatabaseError
 from engine.execution.step_record import StepRecord
+from flows.workload_run import write_rows
 from tasks.infer import infer
 from tasks.partitions import attempt
 from tasks.partitions.engine_host import PROCESS_HOST
@@ -58,6 +60,17 @@ def begin_run(nights: Any, source: str = "snippets") -> Run:
     run = Run.begin(make_source(nights.path), workload, {})
     run.note({"requests": read.fn(make_source(nights.path), workload, run.folder).requests})
     return run
+
+
+def test_answers_that_cannot_be_written_are_said_to_stay(nights: Any) -> None:
+    run = begin_run(nights)
+    nights.sql("alter table documents rename column title to name")  # while the night computes
+    message = f"table 'documents' has no column 'title'.*; the answers stay in {run.folder}, and the next run writes"
+    end = flow(name="end", persist_result=False)(lambda: write_rows(load_workload("snippets"), run, 0))
+    with pytest.raises(DatabaseError, match=message):
+        end()
+    nights.sql("alter table documents rename column name to title")
+    assert [left.record.run_id for left in sweep_runs(nights.path)] == [run.record.run_id]
 
 
 def test_a_run_that_had_read_nothing_leaves_nothing(nights: Any) -> None:

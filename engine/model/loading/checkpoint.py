@@ -75,17 +75,18 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
 
 
-def weight_names(folder: Path) -> list[str]:
-    """Names of the tensors in `weight_files`; raises `ModelError` where one of the files is damaged or cut."""
-    names: list[str] = []
+def weight_shapes(folder: Path) -> dict[str, list[int]]:
+    """Names and shapes of the tensors in `weight_files`, of which only the headers are read; raises `ModelError` where
+    one of the files is damaged or cut."""
+    shapes: dict[str, list[int]] = {}
     for file in weight_files(folder):
         try:
             with safe_open(file, framework="np") as tensors:
-                names.extend(tensors.keys())
+                shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             what = f"{file.name} is damaged or cut at {file.exists() and file.stat().st_size:,} bytes"
             raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {what}: {error}") from error
-    return names
+    return shapes
 
 
 def check_layers(folder: Path) -> None:
@@ -95,7 +96,7 @@ def check_layers(folder: Path) -> None:
     num_layers = config.get("num_hidden_layers", config.get("n_layers"))
     num_more = config.get("num_nextn_predict_layers") or 0
     # Layers that predict further tokens may follow; they are not computed.
-    num_found = max((int(match[1]) + 1 for match in map(_LAYER.match, weight_names(folder)) if match), default=None)
+    num_found = max((int(match[1]) + 1 for match in map(_LAYER.match, weight_shapes(folder)) if match), default=None)
     if num_found and isinstance(num_layers, int) and not num_layers <= num_found <= num_layers + num_more:
         why = f"config.json says num_hidden_layers {num_layers}, the weight files hold {num_found} layers"
         raise ModelError(f"model {str(folder)!r}: {why}")

@@ -1,11 +1,12 @@
-"""Sizes of a decoder, from its config.json; no weights are needed."""
+"""Sizes of a decoder, from its config.json; no weights are needed, but their shapes can be checked."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
 from engine.model.layer_counts import named_sizes, text_config_of
-from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES
+from engine.model.loading.checkpoint import GGUF_TENSORS, PLAIN_MODEL_TYPES, is_plain, read_json, weight_shapes
 
 VALUE_BYTES = {"fp8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
 
@@ -41,6 +42,36 @@ def read_size(values: Mapping[str, Any], name: str, default: int | None = None) 
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(f"config.json: {name} must be a positive whole number, got {value!r}")
     return value
+
+
+_OUT, _UP = ("vocab_size", "hidden_size"), ("intermediate_size", "hidden_size")
+_SHAPES = {
+    **dict.fromkeys(("embed_tokens", "lm_head", "token_embd", "output"), _OUT),
+    **dict.fromkeys(("gate_proj", "up_proj", "ffn_gate", "ffn_up"), _UP),
+    **dict.fromkeys(("down_proj", "ffn_down"), _UP[::-1]),
+    **dict.fromkeys(("q_proj", "attn_q"), ("num_attention_heads x head_dim", "hidden_size")),
+    **dict.fromkeys(("k_proj", "v_proj", "attn_k", "attn_v"), ("num_key_value_heads x head_dim", "hidden_size")),
+}
+"""Sizes of a plain model's matrices, by their names in safetensors and in GGUF files."""
+
+
+def check_shapes(folder: Path) -> None:
+    """Refuses a plain checkpoint whose matrices have other shapes than config.json says; reads headers only."""
+    sizes = read_json(folder / "config.json")
+    if not is_plain(sizes) or "quantization_config" in sizes:
+        return
+    num_q_heads, hidden_size = read_size(sizes, "num_attention_heads"), read_size(sizes, "hidden_size")
+    head_dim = read_size(sizes, "head_dim", 128 if sizes["model_type"] == "qwen3" else hidden_size // num_q_heads)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        sizes[f"{name} x head_dim"] = read_size(sizes, name, num_q_heads) * head_dim
+    shapes = weight_shapes(folder)
+    if (folder / GGUF_TENSORS).is_file():
+        shapes = {name: tensor["shape"] for name, tensor in read_json(folder / GGUF_TENSORS)["tensors"].items()}
+    for name, shape in shapes.items():
+        *_, matrix, kind = ("", *name.split("."))
+        if kind == "weight" and (named := _SHAPES.get(matrix)) and shape != [read_size(sizes, each) for each in named]:
+            says = ", ".join(f"{each} {sizes[each]}" for each in named)
+            raise ModelError(f"model {str(folder)!r}: config.json says {says}; the weight {name} has the shape {shape}")
 
 
 def kv_bytes_per_layer(values: Mapping[str, Any], dtype: str) -> int:

@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.quantizers import AutoHfQuantizer
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers, weight_names
+from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers, weight_shapes
 
 _HEAD = re.compile(r"lm_head|embed_out|unembed|^(head|output)\.")
 """Names of the weights of output layers, in the files of all architectures."""
@@ -50,7 +50,7 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
 def has_output_layer(folder: Path) -> bool:
     """Whether a checkpoint that is not plain has an output layer, which its embeddings may be."""
     config = read_config(folder)
-    configs, names = (config, config.get_text_config(decoder=True)), weight_names(folder)
+    configs, names = (config, config.get_text_config(decoder=True)), weight_shapes(folder)
     is_tied = any(getattr(each, "tie_word_embeddings", False) for each in configs)
     return is_tied or not names or any(map(_HEAD.search, names))
 

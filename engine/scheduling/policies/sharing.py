@@ -1,6 +1,6 @@
 """Which requests share KV: groups of a plan as the scheduler runs them, or each request on its own."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Sequences
 from operator import attrgetter
 
@@ -85,16 +85,23 @@ def _common_node(
 
 def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -> None:
     """Raises `RequestError` unless each request is in one group, with its own prompt."""
+    for name, given in (("requests", requests), ("groups", groups)):
+        if not isinstance(given, Iterable):
+            raise RequestError(f"{name} must be a sequence, got {given!r}")
     left = dict(enumerate(requests))
     for group in groups:
+        if not isinstance(group, PrefixGroup):
+            raise RequestError(f"groups must hold PrefixGroups, got {group!r}")
         prefix = group.prefix.tobytes()
         for member in group.members:
             for index in member.request_indices:
                 if index not in left:
                     raise RequestError(f"request {index} of {len(requests)} is in two groups, or does not exist")
-                if left.pop(index).token_ids.tobytes() != prefix + member.suffix.tobytes():
+                if not isinstance(request := left.pop(index), Request):
+                    raise RequestError(f"requests must hold Requests, got {request!r}")
+                if request.token_ids.tobytes() != prefix + member.suffix.tobytes():
                     why = "its group has another prompt, or one that is not int32"
-                    raise RequestError(f"request {requests[index].request_id!r}: {why}")
+                    raise RequestError(f"request {request.request_id!r}: {why}")
     if left:
         raise RequestError(f"request {requests[min(left)].request_id!r} is in no group")
 

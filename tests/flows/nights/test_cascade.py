@@ -226,11 +226,14 @@ def test_what_is_no_cascade(write_night: Any, cascade: str, message: str) -> Non
         load_night(file)
 
 
-def test_a_model_under_two_names_has_no_cascade(write_night: Any) -> None:
+@pytest.mark.parametrize("name", ["{}", "{}/", "{}/../{}", "link"])
+def test_a_model_under_two_names_has_no_cascade(write_night: Any, name: str) -> None:
     """Rows that it has answered would count as those of the large model."""
     file = write_night(urgent="below = 0.5")
     (small, large) = re.findall(r'path = "(.+)"', file.read_text())
-    file.write_text(file.read_text().replace(large, small))
+    (file.parent / "link").symlink_to(small)
+    other = name.replace("{}", small, 1).replace("{}", Path(small).name)
+    file.write_text(file.read_text().replace(large, other))
     with pytest.raises(ConfigError, match="'urgent': cascade: models 'small' and 'large' have the same path"):
         load_night(file)
 

@@ -221,7 +221,7 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
         ({"night": 'database = 5\n[models.a]\npath = "x"'}, "night.toml: database must be a string, got 5"),
         (
             {"night": 'database = "x"\n[models.a]\npath = "x"\n[workload]\nfile = "snippets"'},
-            r"workload must be a list, got \{'file'",
+            r"workload must be a list of tables: begin each with \[\[workload\]\], not with \[workload\]",
         ),
         (
             {"night": 'database = "x"\nworkload = ["snippets"]\n[models.a]\npath = "x"'},
@@ -229,6 +229,11 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
         ),
         ({"night": 'publish = "nowhere/copy.duckdb"' + NIGHT}, "publish: no folder .*nowhere"),
         ({"night": NIGHT.replace('file = "snippets"', "")}, r"\[workload 2\]: file is missing"),
+        (
+            {"night": NIGHT.replace("[models.small]\npath", "[models.small]\npaht")},
+            r"\[models.small\]: 'paht' is not a known",
+        ),
+        ({"more": "[failures]\nretry = 2"}, r"\[failures\]: 'retry' is not a known key here"),
         ({"night": NIGHT.replace('database = "team.duckdb"', "")}, "night.toml: database is missing"),
         ({"night": 'name = "topics"\nmode = "score"'}, "night.toml is a workload's file, not a night's: .* --workload"),
         ({"more": "[models"}, "cannot be read as TOML"),

@@ -10,6 +10,8 @@ from flows.cli import batchloom
 from flows.command.run_flow import run_flow
 from flows.quality.compare import compare
 from flows.quality.comparison_page import render_comparison
+from tasks.comparison.difference import Difference, PromptDiff
+from tasks.comparison.paired_rows import PairedRow
 from tests.flows.conftest import ENGINE
 from tests.tiny_encoders import save_encoder
 
@@ -189,3 +191,16 @@ def _write_extraction(folder: Path) -> Path:
     text = DECIDE.format(name="three", questions='tall = { type = "BOOLEAN", not_null = true }')
     path.write_text(text.replace('"decide"', '"extract"').replace("[questions]", "[columns]"))
     return path
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
+    row = PairedRow(
+        key={"id": "1"}, answers=({"label": "a"}, {"label": "a"}), errors=(None, None), num_output_tokens=(1, 1)
+    )
+    difference = Difference(
+        column_name="score", metric="brier_score", first_value=0.2, second_value=0.1998,
+        difference=-0.0002, low=-0.0004, high=-0.0001, num_rows=1,
+    )  # fmt: skip
+    page = render_comparison(PromptDiff(names=("old", "new"), gold="gold", rows=(row,), differences=(difference,)), 140)
+    assert "+0.000 to +0.000" in page
+    assert "-0.000" not in page

@@ -77,7 +77,8 @@ FAULTS = [
     (GENERATE, 'pattern = "[a-z]+"', 'schema = "explodes.json"', f"the pattern '{EXPLODES}' explodes"),
     (GENERATE, '"[a-z]+"', '"(?=a)b"', "[decoding]: pattern cannot be used"),
     (GENERATE, 'pattern = "[a-z]+"', 'schema = "nothing.json"', "which cannot be used"),
-    (GENERATE, '"texts"\nanswer', '"texts"\nanswr', "answer_column"),
+    (GENERATE, '"texts"\nanswer', '"texts"\nanswr', "[output]: 'answr_column' is not a known key here"),
+    (GENERATE, "[prompt]", "[promt]", "'promt' is not a known key here"),
     (GENERATE, "max_new_tokens = 9", "max_new_tokens = 9.5", "must be a whole number"),
 ]
 

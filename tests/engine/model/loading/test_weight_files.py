@@ -95,6 +95,40 @@ def test_other_layers_than_config_json_says_are_refused(num_layers: int, tiny_ll
 
 
 @pytest.mark.parametrize(
+    ("sizes", "why"),
+    [
+        (
+            {"vocab_size": 500},
+            r"vocab_size 500, hidden_size 96; the weight model\.embed_tokens\.weight has the shape \[512,",
+        ),
+        (
+            {"intermediate_size": 161},
+            r"intermediate_size 161; the weight .*down_proj\.weight has the shape \[96, 160\]",
+        ),
+        ({"num_key_value_heads": 3}, r"num_key_value_heads x head_dim 48, hidden_size 96; the weight .*k_proj"),
+        ({"head_dim": 32}, r"num_key_value_heads x head_dim 64, hidden_size 96; the weight .*k_proj"),
+        ({"hidden_size": "96"}, "hidden_size must be a positive whole number, got '96'"),
+    ],
+)
+def test_other_sizes_than_config_json_says_are_refused(
+    sizes: dict[str, int], why: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=why):
+        check_weights(SETTINGS, copy_with(tiny_llama, tmp_path / "model", **sizes))
+
+
+def test_a_gguf_file_s_sizes_are_those_of_its_tensors(smollm2_gguf: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(resolve_checkpoint(smollm2_gguf), tmp_path / "model")
+    check_weights(SETTINGS, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
+    with pytest.raises(
+        ModelError, match=r"head_dim 256, hidden_size 576; the weight blk\.0\.attn_k\.weight has the shape"
+    ):
+        check_weights(SETTINGS, folder)
+
+
+@pytest.mark.parametrize(
     ("text", "why"),
     [
         ("{", r"generation_config\.json cannot be read: "),
