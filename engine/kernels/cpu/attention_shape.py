@@ -8,7 +8,7 @@ import torch
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.cpu.native_work import Ints, NativeWork
+from engine.kernels.cpu.native_work import Ints, NativeWork, ShapeStructure
 
 SUB_BLOCK_TOKENS = 32
 """Tokens of a sub-block, the unit of the KV layout in cpp/attention.h; block sizes are multiples of it."""
@@ -37,6 +37,7 @@ class AttentionShape:
             raise ValueError(f"{num_q_heads // num_kv_heads} query heads a KV head are more than {TILE_ROWS}")
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         self.block_size = block_size
+        self.structure = ShapeStructure(num_q_heads, num_kv_heads, head_dim, block_size)
         self._shared_unit = shared_unit
         self._tile_tokens = TILE_ROWS * num_kv_heads // num_q_heads
         self._state = torch.empty(0)

@@ -1,4 +1,4 @@
-"""Compiles the C++ kernels of cpp/ once per machine, loads them, and passes tensors to them."""
+"""Compiles the C++ kernels of cpp/ once per machine, and loads them."""
 
 import ctypes
 import hashlib
@@ -11,8 +11,6 @@ import subprocess
 import tempfile
 from functools import cache, partial
 from pathlib import Path
-
-import torch
 
 from engine.kernels.cpu.native_functions import SIGNATURES
 
@@ -90,12 +88,8 @@ def _processor() -> str:
 def load_functions(folder: Path, source: str) -> ctypes.CDLL:
     """`load_library`, with the types of the arguments of its functions."""
     library = load_library(folder, source)
-    for name, types in SIGNATURES[source].items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
+    for name, types in SIGNATURES.items():
+        if hasattr(library, name):
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, None
     return library
-
-
-def address(tensor: torch.Tensor | None) -> int | None:
-    """A tensor as an argument: the address of its memory; None, a null pointer, where there is none."""
-    return None if tensor is None else tensor.data_ptr()

@@ -5,18 +5,32 @@ from collections.abc import Callable
 
 import torch
 
-from engine.kernels.cpu.attention_shape import AttentionShape
-from engine.kernels.cpu.native_build import address
-from engine.kernels.cpu.native_work import NativeWork
+from engine.kernels import cdiv
+from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
+from engine.kernels.cpu.native_functions import address
+from engine.kernels.cpu.native_work import NativeWork, ScoringStructure
 from engine.kernels.scoring import Scoring
 
 
 class NativeOperations(AttentionShape):
-    """The operations of a decoder layer, and draws of tokens. The attributes are those of `NativeBackend`."""
+    """The operations of a decoder layer, and draws of tokens.
 
-    library: ctypes.CDLL
-    kernel: Callable[[str], Callable[..., None]]
-    new_rows: Callable[[int, int], torch.Tensor]
+    Args:
+        library: compiled kernels.
+        suffix: of the names of their functions.
+        dtype: of rows.
+        shape: see `AttentionShape`.
+    """
+
+    def __init__(self, *, library: ctypes.CDLL, suffix: str, dtype: torch.dtype, **shape: int) -> None:
+        super().__init__(**shape)
+        self.library, self.dtype = library, dtype
+        self._suffix = suffix
+
+    def kernel(self, name: str) -> Callable[..., None]:
+        """The function of this name for the format."""
+        found: Callable[..., None] = getattr(self.library, f"{name}_{self._suffix}")
+        return found
 
     def attend(
         self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork, scoring: Scoring
@@ -26,14 +40,9 @@ class NativeOperations(AttentionShape):
         if query.stride()[1:] != (self.head_dim, 1):
             query = query.contiguous()
         out = self.new_rows(query.shape[0], self.num_q_heads * self.head_dim)
-        sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
         self.kernel("attend")(
             *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
-            *(scoring.scale, scoring.softcap, scoring.window, address(sinks)),
-            *(work.shared.ctypes.data, len(work.shared), work.own.ctypes.data, len(work.own)),
-            *(array.ctypes.data for array in (work.prefix_blocks, work.own_blocks, work.own_seen)),
-            work.state.data_ptr(),
+            *map(ctypes.byref, (self.structure, ScoringStructure(scoring), work.structure)),
         )
         return out.view(-1, self.num_q_heads, self.head_dim)
 
@@ -66,9 +75,8 @@ class NativeOperations(AttentionShape):
             q_norm, k_norm: ``[head_dim]``.
         """
         self.kernel("rotate_and_store")(
-            *map(address, (qkv, cos, sin, q_norm, k_norm)),
-            *(epsilon, work.slots.ctypes.data, k_cache.data_ptr(), v_cache.data_ptr(), qkv.shape[0]),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
+            *(*map(address, (qkv, cos, sin, q_norm, k_norm)), epsilon, k_cache.data_ptr(), v_cache.data_ptr()),
+            *map(ctypes.byref, (self.structure, work.structure)),
         )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -89,12 +97,11 @@ class NativeOperations(AttentionShape):
         return out
 
     def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-        """See `AttentionBackend.draw_tokens`."""
-        return draw_tokens(self.library, logits, settings)
+        """See `AttentionBackend.draw_tokens`; sorts only likely tokens."""
+        logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
+        self.library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
+        return out
 
-
-def draw_tokens(library: ctypes.CDLL, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """C++ that sorts only likely tokens. See `AttentionBackend.draw_tokens`."""
-    logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
-    library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
-    return out
+    def new_rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
+        """Uninitialised ``[num_rows, num_columns]``, allocated for whole tiles of rows, which the kernels read."""
+        return torch.empty(cdiv(num_rows, TILE_ROWS) * TILE_ROWS, num_columns, dtype=self.dtype)[:num_rows]

@@ -1,12 +1,42 @@
-"""One step's attention as work items of the CPU kernels."""
+"""What attention takes in cpp/work_items.h: its shape, the rule of a layer, and a step's work items."""
 
+import ctypes
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.kernels.cpu.native_functions import FLOAT, I64, POINTER, address
+from engine.kernels.scoring import Scoring
+
 Ints = npt.NDArray[np.int64]
+
+
+class ShapeStructure(ctypes.Structure):
+    """`AttentionShape` of cpp/work_items.h."""
+
+    _fields_ = tuple(zip(("num_q_heads", "num_kv_heads", "dim", "block_size"), repeat(ctypes.c_int32)))
+
+
+class ScoringStructure(ctypes.Structure):
+    """`Scoring` of cpp/work_items.h, made of a `Scoring`."""
+
+    _fields_ = (("scale", FLOAT), ("softcap", FLOAT), ("window", ctypes.c_int32), ("sinks", POINTER))
+
+    def __init__(self, scoring: Scoring) -> None:
+        self.kept = None if scoring.sinks is None else scoring.sinks.float().contiguous()
+        super().__init__(scoring.scale, scoring.softcap, scoring.window, address(self.kept))
+
+
+class WorkStructure(ctypes.Structure):
+    """`AttentionWork` of cpp/work_items.h."""
+
+    _fields_ = (
+        *zip(("slots", "shared", "own", "prefix_blocks", "own_blocks", "own_seen", "state"), repeat(POINTER)),
+        *zip(("num_rows", "num_shared", "num_own"), repeat(I64)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +62,10 @@ class NativeWork:
     own_blocks: npt.NDArray[np.int32]
     own_seen: npt.NDArray[np.int32]
     state: torch.Tensor
+
+    @property
+    def structure(self) -> WorkStructure:
+        """The same for C++; valid as long as this object."""
+        arrays = (self.slots, self.shared, self.own, self.prefix_blocks, self.own_blocks, self.own_seen)
+        addresses = (array.ctypes.data for array in arrays)
+        return WorkStructure(*addresses, self.state.data_ptr(), len(self.slots), len(self.shared), len(self.own))

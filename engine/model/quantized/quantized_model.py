@@ -15,10 +15,10 @@ from engine.errors import ModelError
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.cpu.native_build import NativeBuildError, load_functions
+from engine.kernels.cpu.native_layers import PackedOutputLayer
 from engine.kernels.cpu.quantized import (
     QuantizedColumns,
     QuantizedLayer,
-    QuantizedOutputLayer,
     QuantizedWeight,
     element_type,
     make_quantized_layers,
@@ -156,13 +156,13 @@ class QuantizedModel(Model):
         library, weights, base = load_functions(cache_folder(), "quantized"), self._weights, self.base
         self.draw_tokens = backend.draw_tokens
         layers = [self._read_layer(library, layer, index) for index, layer in enumerate(base.layers)]
-        embedding = head = QuantizedWeight([weights.columns(library, "embed_tokens")], self.dtype)
+        embedding = head = QuantizedWeight(library, [weights.columns(library, "embed_tokens")], self.dtype)
         if "lm_head" in weights:
-            head = QuantizedWeight([weights.columns(library, "lm_head")], self.dtype)
-        self._output_layer = QuantizedOutputLayer(backend, library, head)
+            head = QuantizedWeight(library, [weights.columns(library, "lm_head")], self.dtype)
+        self._output_layer = PackedOutputLayer(backend, head)
         scale = getattr(base.embed_tokens, "scalar_embed_scale", None)  # Gemma
         scale = None if scale is None else torch.tensor(scale).to(self.dtype)
-        base.embed_tokens = TiedEmbedding(QuantizedOutputLayer(backend, library, embedding), scale)
+        base.embed_tokens = TiedEmbedding(PackedOutputLayer(backend, embedding), scale)
         _fill_in(weights, base.norm, "norm", self.dtype)
         base.layers = nn.ModuleList([self.join_layers(make_quantized_layers(backend, library, layers))])
         self.has_replaced_layers = True
@@ -177,7 +177,7 @@ class QuantizedModel(Model):
         sizes = (read.qkv[0].shape, read.output[0].shape, (len(read.gate) + len(read.up), read.gate.shape[1]))
         parts = _read_products(self._weights, library, layer, f"layers.{index}")
         products = [
-            QuantizedWeight(part, self.dtype, bias, is_gated=number == 2 and len(part) > 1)
+            QuantizedWeight(library, part, self.dtype, bias, is_gated=number == 2 and len(part) > 1)
             for number, (part, bias) in enumerate(zip(parts, biases, strict=True))
         ]
         for product, size in zip(products, (*sizes, read.down.shape), strict=True):
