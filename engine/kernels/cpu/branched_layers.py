@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from engine.kernels import cdiv
 from engine.kernels.branched_layer import BranchedWeights
-from engine.kernels.cpu.native_functions import address
+from engine.kernels.cpu.native_build import address
 from engine.kernels.decoder_layer import DECODER_LAYER, LayerWeights
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def complete(packed: "PackedLayer", layer: LayerWeights, kernels: "NativeBackend
     See `BranchedWeights`."""
     assert isinstance(layer, BranchedWeights), "plain layers need none of it"
     tensors = {name: getattr(layer, name, None) for name in _TENSORS}
+    sinks = None if layer.scoring.sinks is None else layer.scoring.sinks.float().contiguous()
     settings = {
         name: getattr(layer, name)
         for name in (
@@ -91,8 +92,9 @@ def complete(packed: "PackedLayer", layer: LayerWeights, kernels: "NativeBackend
         **settings,
     )
     packed.branches = ctypes.addressof(branches)
+    packed.scoring.sinks = address(sinks)
     packed.rotation = layer.rotation
     packed.down.bias = address(layer.down_bias)
-    packed.kept = (*packed.kept, branches, *tensors.values(), layer.down_bias)
+    packed.kept = (*packed.kept, branches, *tensors.values(), layer.down_bias, sinks)
     packed.operations = [_NUMBERED.index(name) for name in layer.operations]
     packed.num_branch_columns = columns

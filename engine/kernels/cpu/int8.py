@@ -22,9 +22,8 @@ from engine.kernels.cpu.int8_weights import (
     columns_in_pieces,
 )
 from engine.kernels.cpu.layer_structures import PRODUCTS, PackedLayer
-from engine.kernels.cpu.native_build import load_functions
-from engine.kernels.cpu.native_functions import address
-from engine.kernels.cpu.native_layers import PackedLayers
+from engine.kernels.cpu.native_build import address, load_library
+from engine.kernels.cpu.native_layers import PackedLayers, fill_layer
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
@@ -46,8 +45,8 @@ class Int8Backend(NativeOperations, AttentionBackend):
     name = "native"
 
     def __init__(self, *, folder: Path, **shape: int) -> None:
-        library = load_functions(folder, "int8")
-        super().__init__(library=library, suffix="int8", dtype=torch.bfloat16, shared_unit=CHUNK_TOKENS, **shape)
+        super().__init__(**shape, shared_unit=CHUNK_TOKENS)
+        self.library, self.suffix, self.dtype = load_library(folder, "int8"), "int8", torch.bfloat16
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
         """Layers in one C++ call. Raises `ModelError` if a size of the layers is not supported, or they have a
@@ -57,7 +56,7 @@ class Int8Backend(NativeOperations, AttentionBackend):
         packed = [self._pack(layer, packer) for layer in weights]
         depth = max(packed[0].hidden_size, packed[0].intermediate_size, self.num_q_heads * self.head_dim)
         num_byte_columns = cdiv(depth, ALIGNED_DEPTH) * ALIGNED_DEPTH
-        return PackedLayers(self, self.library.compute_layers_int8, packed, num_byte_columns)
+        return PackedLayers(self, self.kernel("compute_layers"), packed, num_byte_columns)
 
     def _pack(self, layer: LayerWeights, packer: LayerPacker) -> _Int8Layer:
         hidden_size, intermediate_size = layer.gate.shape[1], len(layer.gate)
@@ -67,8 +66,12 @@ class Int8Backend(NativeOperations, AttentionBackend):
             )
         if layer.scoring.window:
             raise ModelError(f"dtype 'int8' has no sliding window, got one of {layer.scoring.window} positions")
-        norms = [None if norm is None else norm.float() for norm in (None, layer.q_norm, layer.k_norm, None)]
-        return _Int8Layer.pack(self, layer, packer.pack(layer), norms)
+        packed = fill_layer(_Int8Layer, self, layer, packer.pack(layer))
+        norms = [None if norm is None else norm.float() for norm in (layer.q_norm, layer.k_norm)]
+        packed.attention_norm, packed.mlp_norm = None, None
+        packed.q_norm, packed.k_norm = map(address, norms)
+        packed.kept = norms, *packed.kept
+        return packed
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "Int8OutputLayer":
         return Int8OutputLayer(self.library, PackedInt8(self.library, columns_in_pieces(self.library, weight), bias))

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 import torch
 
 from engine.kernels import cdiv
-from engine.kernels.cpu.native_functions import address
+from engine.kernels.cpu.native_build import address
 from engine.kernels.decoder_layer import LayerWeights
 
 PANEL = 32

@@ -3,13 +3,11 @@
 import ctypes
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Any, Self
+from typing import Any
 
-import torch
-
-from engine.kernels.cpu.native_functions import FLOAT, I64, POINTER, address
+from engine.kernels.cpu.native_functions import FLOAT, I64, POINTER
 from engine.kernels.cpu.native_work import ScoringStructure, ShapeStructure, WorkStructure
-from engine.kernels.decoder_layer import DECODER_LAYER, LayerWeights
+from engine.kernels.decoder_layer import DECODER_LAYER
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 SCRATCH = ("normed", "qkv", "attended", "gated", "bytes", "scales", "branch", "expert_rows", "expert_gated")
@@ -36,37 +34,8 @@ class PackedLayer(ctypes.Structure):
     num_branch_columns: tuple[int, ...] = ()  # columns of the SCRATCH arrays from `bytes` on, of branched layers
     hidden_size: int
     intermediate_size: int
+    scoring: Any
     down: Any  # the structure of a product
-
-    @classmethod
-    def pack(
-        cls,
-        kernels: Any,
-        weights: LayerWeights,
-        products: Sequence[Any],
-        norms: Sequence[torch.Tensor | None] | None = None,
-    ) -> Self:
-        """A layer.
-
-        Args:
-            kernels: of the layer's `AttentionShape`; a `NativeBackend` for layers of `engine.kernels.branched_layer`.
-            weights: the layer in the checkpoint's layout.
-            products: its packed weights in the order of PRODUCTS, each with its `structure`.
-            norms: in place of the layer's, in the order of the fields.
-        """
-        if norms is None:
-            norms = weights.attention_norm, weights.q_norm, weights.k_norm, weights.mlp_norm
-        scoring, sizes = ScoringStructure(weights.scoring), (weights.gate.shape[1], weights.down.shape[1])
-        packed = cls(
-            *(kernels.structure, scoring, *sizes, weights.epsilon, 0, 0, None, *map(address, norms)),
-            *(product.structure for product in products),
-        )
-        packed.kept = norms, products, scoring
-        if type(weights) is not LayerWeights:
-            from engine.kernels.cpu.branched_layers import complete  # imported only when needed
-
-            complete(packed, weights, kernels)
-        return packed
 
 
 class PanelLayer(PackedLayer):

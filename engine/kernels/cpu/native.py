@@ -13,8 +13,8 @@ import torch
 
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.layer_structures import PanelLayer
-from engine.kernels.cpu.native_build import load_functions
-from engine.kernels.cpu.native_functions import ELEMENT_TYPES, address
+from engine.kernels.cpu.native_build import address, load_library
+from engine.kernels.cpu.native_functions import ELEMENT_TYPES
 from engine.kernels.cpu.native_layers import LinearWeight, PackedLayers, PackedOutputLayer, PackedWeight, pack_layer
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
@@ -41,9 +41,9 @@ class NativeBackend(NativeOperations, AttentionBackend):
     def __init__(self, *, dtype: torch.dtype, folder: Path, has_layers: bool = True, **shape: int) -> None:
         if dtype not in ELEMENT_TYPES:
             raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, ELEMENT_TYPES))}")
-        suffix = ELEMENT_TYPES[dtype]
-        super().__init__(library=load_functions(folder, "native"), suffix=suffix, dtype=dtype, **shape)
-        self.has_products = hasattr(self.library, f"project_{suffix}")
+        super().__init__(**shape)
+        self.library, self.suffix, self.dtype = load_library(folder, "native"), ELEMENT_TYPES[dtype], dtype
+        self.has_products = hasattr(self.library, f"project_{self.suffix}")
         self._has_layers = has_layers
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
@@ -61,7 +61,7 @@ class NativeBackend(NativeOperations, AttentionBackend):
                 assert not packed, "layers of one model differ in shape"
                 return LayerByLayer(UnpackedLayer(self, each) for each in chain([layer], remaining))
             packed.append(found)
-        return PackedLayers(self, self.kernel("compute_layers"), packed, dtype=self.dtype)
+        return PackedLayers(self, self.kernel("compute_layers"), packed)
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedOutputLayer | None:
         """The output layer with packed weights; None as for `pack`."""

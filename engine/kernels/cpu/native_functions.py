@@ -36,8 +36,3 @@ SIGNATURES: dict[str, list[Any]] = {
     "columns_quantized": [*[POINTER] * 3, *[I64] * 2],
 }
 """None of these functions returns a value."""
-
-
-def address(tensor: torch.Tensor | None) -> int | None:
-    """A tensor as an argument: the address of its memory; None, a null pointer, where there is none."""
-    return None if tensor is None else tensor.data_ptr()

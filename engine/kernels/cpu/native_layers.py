@@ -3,14 +3,15 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import torch
 
 from engine.kernels import cdiv
-from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
+from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape, work_structure
+from engine.kernels.cpu.branched_layers import complete, pack_gate_up
 from engine.kernels.cpu.layer_structures import LayerStep, LinearStructure, PackedLayer, PanelLayer
-from engine.kernels.cpu.native_functions import address
+from engine.kernels.cpu.native_build import address
 from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.decoder_layer import LayerWeights, TabledWork
 
@@ -54,6 +55,7 @@ class PackedWeight:
 
 
 LinearWeight = Union[PackedWeight, "QuantizedWeight"]
+Layer = TypeVar("Layer", bound=PackedLayer)
 
 
 def in_one_allocation(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
@@ -89,48 +91,58 @@ def pack_layer(kernels: "NativeBackend", layer: LayerWeights) -> PanelLayer | No
     """A layer for `PackedLayers`; None where the kernels do not support its sizes or the processor."""
     if not kernels.has_products:
         return None
-    if type(layer) is LayerWeights:
-        gate_up = kernels.pack_gated(layer.gate, layer.up)
-    else:
-        from engine.kernels.cpu.branched_layers import pack_gate_up  # imported only when needed
-
-        gate_up = pack_gate_up(kernels, layer)
+    is_plain = type(layer) is LayerWeights
     qkv, output, down = kernels.pack(*layer.qkv), kernels.pack(*layer.output), kernels.pack(layer.down)
+    gate_up = kernels.pack_gated(layer.gate, layer.up) if is_plain else pack_gate_up(kernels, layer)
     if qkv is None or output is None or gate_up is None or down is None:
         return None
-    return PanelLayer.pack(kernels, layer, in_one_allocation((qkv, output, gate_up, down)))
+    return fill_layer(PanelLayer, kernels, layer, in_one_allocation((qkv, output, gate_up, down)))
+
+
+def fill_layer(kind: type[Layer], kernels: Any, weights: LayerWeights, products: Sequence[Any]) -> Layer:
+    """A layer with these packed products, in the order of PRODUCTS, each with its `structure`. The kernels have the
+    layer's attention shape; layers of `engine.kernels.branched_layer` need a `NativeBackend`."""
+    norms = weights.attention_norm, weights.q_norm, weights.k_norm, weights.mlp_norm
+    scoring, sizes = weights.scoring, (weights.gate.shape[1], weights.down.shape[1])
+    packed = kind(
+        *(kernels.structure, (scoring.scale, scoring.softcap, scoring.window, None), *sizes, weights.epsilon, 0, 0),
+        *(None, *map(address, norms), *(product.structure for product in products)),
+    )
+    packed.kept = norms, products
+    if type(weights) is not LayerWeights:
+        complete(packed, weights, kernels)
+    return packed
 
 
 class PackedLayers:
     """`engine.kernels.decoder_layer.DecoderLayers` in one C++ call.
 
     Args:
+        kernels: of the layers' attention shape and the type of their rows.
         compute: `compute_layers` of the layers' format.
         layers: all of one format and one shape.
         num_byte_columns: int8 only: largest padded depth of a product, in bytes.
-        dtype: of hidden states and scratch memory.
     """
 
     def __init__(
         self,
-        shape: AttentionShape,
+        kernels: AttentionShape,
         compute: Callable[..., None],
         layers: Sequence[PackedLayer],
         num_byte_columns: int = 0,
-        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self._compute = compute
         self._layers = layers  # owners of the weights' memory
         operations = layers[0].operations
         self._operations = (ctypes.c_int32 * len(operations))(*operations)
         self._weights = (type(layers[0]) * len(layers))(*layers)
-        q_size, kv_size = (heads * shape.head_dim for heads in (shape.num_q_heads, shape.num_kv_heads))
-        # Columns of the SCRATCH arrays, in elements of dtype: in int8, where dtype is bf16, a float32 scale takes two.
+        q_size, kv_size = (heads * kernels.head_dim for heads in (kernels.num_q_heads, kernels.num_kv_heads))
+        # Columns of the SCRATCH arrays, in elements of a row: in int8, where they are bf16, a float32 scale takes two.
         self._columns = [layers[0].hidden_size, q_size + 2 * kv_size, q_size, layers[0].intermediate_size]
         if num_byte_columns:
             self._columns += (num_byte_columns // 2, 2)
         self._columns += map(max, zip(*(layer.num_branch_columns for layer in layers), strict=True))
-        self._scratch = torch.empty(0, dtype=dtype)
+        self._scratch = torch.empty(0, dtype=kernels.dtype)
 
     def __call__(
         self,
@@ -155,7 +167,7 @@ class PackedLayers:
                 layer.table = table
         angles = cos.data_ptr(), sin.data_ptr()
         scratch = [part.data_ptr() for part in torch.split(self._scratch[: sum(sizes)], sizes)]
-        steps = [LayerStep(each.structure, *angles, *scratch) for each in works]
+        steps = [LayerStep(work_structure(each), *angles, *scratch) for each in works]
         num_output_rows = 0 if output_rows is None else len(output_rows)
         self._compute(
             *(self._weights, len(self._layers), self._operations, len(self._operations)),

@@ -1,36 +1,17 @@
 """The C++ kernels called one operation at a time, for layers that are not computed in one call."""
 
 import ctypes
-from collections.abc import Callable
 
 import torch
 
-from engine.kernels import cdiv
-from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
-from engine.kernels.cpu.native_functions import address
+from engine.kernels.cpu.attention_shape import AttentionShape, work_structure
+from engine.kernels.cpu.native_build import address
 from engine.kernels.cpu.native_work import NativeWork, ScoringStructure
 from engine.kernels.scoring import Scoring
 
 
 class NativeOperations(AttentionShape):
-    """The operations of a decoder layer, and draws of tokens.
-
-    Args:
-        library: compiled kernels.
-        suffix: of the names of their functions.
-        dtype: of rows.
-        shape: see `AttentionShape`.
-    """
-
-    def __init__(self, *, library: ctypes.CDLL, suffix: str, dtype: torch.dtype, **shape: int) -> None:
-        super().__init__(**shape)
-        self.library, self.dtype = library, dtype
-        self._suffix = suffix
-
-    def kernel(self, name: str) -> Callable[..., None]:
-        """The function of this name for the format."""
-        found: Callable[..., None] = getattr(self.library, f"{name}_{self._suffix}")
-        return found
+    """The operations of a decoder layer, and draws of tokens."""
 
     def attend(
         self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork, scoring: Scoring
@@ -40,9 +21,11 @@ class NativeOperations(AttentionShape):
         if query.stride()[1:] != (self.head_dim, 1):
             query = query.contiguous()
         out = self.new_rows(query.shape[0], self.num_q_heads * self.head_dim)
+        sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
+        rule = ScoringStructure(scoring.scale, scoring.softcap, scoring.window, address(sinks))
         self.kernel("attend")(
             *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
-            *map(ctypes.byref, (self.structure, ScoringStructure(scoring), work.structure)),
+            *map(ctypes.byref, (self.structure, rule, work_structure(work))),
         )
         return out.view(-1, self.num_q_heads, self.head_dim)
 
@@ -76,7 +59,7 @@ class NativeOperations(AttentionShape):
         """
         self.kernel("rotate_and_store")(
             *(*map(address, (qkv, cos, sin, q_norm, k_norm)), epsilon, k_cache.data_ptr(), v_cache.data_ptr()),
-            *map(ctypes.byref, (self.structure, work.structure)),
+            *map(ctypes.byref, (self.structure, work_structure(work))),
         )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -101,7 +84,3 @@ class NativeOperations(AttentionShape):
         logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
         self.library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
         return out
-
-    def new_rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
-        """Uninitialised ``[num_rows, num_columns]``, allocated for whole tiles of rows, which the kernels read."""
-        return torch.empty(cdiv(num_rows, TILE_ROWS) * TILE_ROWS, num_columns, dtype=self.dtype)[:num_rows]

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.kernels.cpu.native_functions import FLOAT, I64, POINTER, address
-from engine.kernels.scoring import Scoring
+from engine.kernels.cpu.native_functions import FLOAT, I64, POINTER
 
 Ints = npt.NDArray[np.int64]
 
@@ -21,13 +20,9 @@ class ShapeStructure(ctypes.Structure):
 
 
 class ScoringStructure(ctypes.Structure):
-    """`Scoring` of cpp/work_items.h, made of a `Scoring`."""
+    """`Scoring` of cpp/work_items.h."""
 
     _fields_ = (("scale", FLOAT), ("softcap", FLOAT), ("window", ctypes.c_int32), ("sinks", POINTER))
-
-    def __init__(self, scoring: Scoring) -> None:
-        self.kept = None if scoring.sinks is None else scoring.sinks.float().contiguous()
-        super().__init__(scoring.scale, scoring.softcap, scoring.window, address(self.kept))
 
 
 class WorkStructure(ctypes.Structure):
@@ -62,10 +57,3 @@ class NativeWork:
     own_blocks: npt.NDArray[np.int32]
     own_seen: npt.NDArray[np.int32]
     state: torch.Tensor
-
-    @property
-    def structure(self) -> WorkStructure:
-        """The same for C++; valid as long as this object."""
-        arrays = (self.slots, self.shared, self.own, self.prefix_blocks, self.own_blocks, self.own_seen)
-        addresses = (array.ctypes.data for array in arrays)
-        return WorkStructure(*addresses, self.state.data_ptr(), len(self.slots), len(self.shared), len(self.own))

@@ -15,8 +15,8 @@ from engine.errors import ModelError
 from engine.kernels import cdiv
 from engine.kernels.cpu.layer_structures import LinearStructure, PanelLayer
 from engine.kernels.cpu.native import NativeBackend
-from engine.kernels.cpu.native_functions import address
-from engine.kernels.cpu.native_layers import PackedLayers
+from engine.kernels.cpu.native_build import address
+from engine.kernels.cpu.native_layers import PackedLayers, fill_layer
 from engine.kernels.cpu.quantized_formats import HALF, QuantizedFormat
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
@@ -158,5 +158,5 @@ def make_quantized_layers(
         for product in products:
             if (columns := product.num_columns) < product.num_padded:
                 raise ModelError(f"dtype 'quantized' takes layers in multiples of 32, got {columns} columns")
-        packed.append(PanelLayer.pack(kernels, weights, products))
-    return PackedLayers(kernels, library.compute_layers_quantized, packed, dtype=kernels.dtype)
+        packed.append(fill_layer(PanelLayer, kernels, weights, products))
+    return PackedLayers(kernels, library.compute_layers_quantized, packed)

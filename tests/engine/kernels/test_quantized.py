@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.kernels.cpu.native import NativeBackend
-from engine.kernels.cpu.native_build import load_functions
+from engine.kernels.cpu.native_build import load_library
 from engine.kernels.cpu.native_layers import PackedOutputLayer
 from engine.kernels.cpu.quantized import QuantizedColumns, QuantizedWeight, element_type
 from engine.kernels.cpu.quantized_formats import FORMATS, HALF, plain_format
@@ -23,7 +23,7 @@ UNITS = {"best": "", "vectors": VECTORS, "plain": PLAIN}
 def library(request: pytest.FixtureRequest) -> tuple[ctypes.CDLL, Path]:
     """The kernels, with tiles where there are some, without, and for CPUs that do not multiply bfloat16."""
     folder = compiled(UNITS[request.param], "native", "quantized")
-    return load_functions(folder, "quantized"), folder
+    return load_library(folder, "quantized"), folder
 
 
 def backend_of(library: tuple[ctypes.CDLL, Path]) -> NativeBackend:
