@@ -20,10 +20,6 @@ _OF_FORMATS: dict[str, list[Any]] = {
 }
 """Functions that exist for some of the suffixes below."""
 SIGNATURES: dict[str, list[Any]] = {
-    f"{name}_{suffix}": types
-    for name, types in _OF_FORMATS.items()
-    for suffix in (*ELEMENT_TYPES.values(), "int8", "quantized")
-} | {
     "draw_tokens": [*[POINTER] * 3, *[I64] * 2],
     "quantize_int8": [*[POINTER] * 3, *[I64] * 2],
     "round_columns_int8": [*[POINTER] * 5, *[I64] * 2, ctypes.c_int],
@@ -36,3 +32,6 @@ SIGNATURES: dict[str, list[Any]] = {
     "columns_quantized": [*[POINTER] * 3, *[I64] * 2],
 }
 """None of these functions returns a value."""
+for _name, _types in _OF_FORMATS.items():
+    for _suffix in (*ELEMENT_TYPES.values(), "int8", "quantized"):
+        SIGNATURES.setdefault(f"{_name}_{_suffix}", _types)

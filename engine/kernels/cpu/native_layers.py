@@ -100,8 +100,14 @@ def pack_layer(kernels: "NativeBackend", layer: LayerWeights) -> PanelLayer | No
 
 
 def fill_layer(kind: type[Layer], kernels: Any, weights: LayerWeights, products: Sequence[Any]) -> Layer:
-    """A layer with these packed products, in the order of PRODUCTS, each with its `structure`. The kernels have the
-    layer's attention shape; layers of `engine.kernels.branched_layer` need a `NativeBackend`."""
+    """A layer of a format.
+
+    Args:
+        kind: the format's structure.
+        kernels: of the layer's `AttentionShape`; a `NativeBackend` for layers of `engine.kernels.branched_layer`.
+        weights: the layer in the checkpoint's layout.
+        products: its packed weights in the order of PRODUCTS, each with its `structure`.
+    """
     norms = weights.attention_norm, weights.q_norm, weights.k_norm, weights.mlp_norm
     scoring, sizes = weights.scoring, (weights.gate.shape[1], weights.down.shape[1])
     packed = kind(
