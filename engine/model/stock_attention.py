@@ -98,9 +98,14 @@ def use_our_attention(model: PreTrainedModel) -> None:
 def refuse_unless_neutral(
     keywords: Mapping[str, object], neutral: Mapping[str, tuple[object, ...]], where: str = ""
 ) -> None:
-    """Raises `ModelError`, which begins with `where`, for a keyword of a model's call of attention that would change
-    the result: unless it is None or has one of its neutral values. Positions are ignored: layers have applied rotary
-    embeddings before the call."""
+    """Raises `ModelError` for a keyword of a model's call of attention that would change the result. Positions are
+    ignored: layers have applied rotary embeddings before the call.
+
+    Args:
+        keywords: given by the model.
+        neutral: values of keywords, besides None, that change nothing.
+        where: beginning of the message.
+    """
     for name, found in keywords.items():
         if found is None or name == "position_ids":
             continue
