@@ -17,9 +17,9 @@ from engine.errors import BusyError, ConfigError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.lookup import make_lookup
 from engine.execution.output import Decoder, TokenSampler, complete
-from engine.execution.overlapped_run import run_overlapped
+from engine.execution.overlapped_run import can_overlap, run_overlapped
 from engine.execution.step_record import StepMetrics, StepRecord
-from engine.execution.step_runner import CommittedSteps, StepRunner, can_overlap, run_steps
+from engine.execution.step_runner import CommittedSteps, StepRunner, run_steps
 from engine.execution.swap_space import make_swap_space
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
@@ -64,7 +64,7 @@ class Engine(BatchCalls):
         self._model = model
         self._make_node: Callable[..., PrefixNode] = PrefixNode
         self._find_pooler = cache(partial(causal_pooler, checkpoint, model.device, model.hidden_size))
-        self._overlaps_steps = can_overlap(config, model.device)
+        self._overlaps_steps = model.device.type != "cpu" and can_overlap(config)
         self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
         self._cache = self._runner.cache
         self._lock = Lock()

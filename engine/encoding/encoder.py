@@ -23,6 +23,7 @@ from engine.errors import ModelError
 from engine.model.adapters.adapter import Adapter
 from engine.model.loading.checkpoint import check_layers
 from engine.model.loading.stock_weights import read_config, read_pretrained, refuse_missing
+from engine.model.stock_attention import refuse_unless_neutral
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.pooler import EmbeddingPooler, Pooler, class_logprobs, pool
 from engine.pooling.sentence_files import read_sentence_files
@@ -34,12 +35,12 @@ WINDOW_ROWS = 256
 """Query rows that are computed together in a layer with a sliding window."""
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "dropout": (None, 0.0),
-    "is_causal": (None, False),
-    "softcap": (None, 0.0),
-    "use_cache": (None, False),
-    "output_attentions": (None, False),
-    "deterministic": (None, True, False),
+    "dropout": (0.0,),
+    "is_causal": (False,),
+    "softcap": (0.0,),
+    "use_cache": (False,),
+    "output_attentions": (False,),
+    "deterministic": (True, False),
 }
 """Values of keywords that change nothing. For any other keyword only None is accepted."""
 
@@ -70,11 +71,7 @@ def attend(
     Raises:
         ModelError: the model passes an option that is not supported.
     """
-    for name, given in (keywords | {"attention_mask": attention_mask}).items():
-        if isinstance(given, torch.Tensor) and name != "position_ids":
-            raise ModelError(f"attention with {name}=<tensor of shape {tuple(given.shape)}> is not supported")
-        if given is not None and name != "position_ids" and given not in _NEUTRAL.get(name, ()):
-            raise ModelError(f"attention with {name}={given!r} is not supported")
+    refuse_unless_neutral(keywords | {"attention_mask": attention_mask}, _NEUTRAL)
     out = torch.empty_like(query[0].transpose(0, 1))
     first = 0
     for num_texts, length in text_runs:

@@ -1,5 +1,6 @@
 """The loop in which the host's part of a step overlaps the device's."""
 
+from engine.config import EngineConfig
 from engine.execution.output import PendingTokens, TokenSampler
 from engine.execution.step_runner import CommittedSteps, Forward
 from engine.scheduling.scheduler import Scheduler
@@ -31,3 +32,10 @@ def run_overlapped(scheduler: Scheduler, forward: Forward, sampler: TokenSampler
         if previous is not None:
             tokens = previous.wait()
             yield previous.step, scheduler.commit(previous.step, tokens)
+
+
+def can_overlap(config: EngineConfig) -> bool:
+    """Whether steps on a GPU may overlap: the next one is scheduled before the tokens of the step before are known. The
+    block cache of sharing "lru" and prompt lookup need every token's value, and with disaggregation all tokens are sent
+    to another process. On a CPU nothing would overlap: host and device are the same processor."""
+    return config.sharing != "lru" and config.disaggregation == "none" and config.prompt_lookup == "never"

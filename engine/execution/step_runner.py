@@ -90,17 +90,3 @@ def run_steps(scheduler: Scheduler, forward: Forward, sampler: TokenSampler) -> 
         hidden = forward(step.build_batch())
         tokens = sampler.sample(hidden, step).wait()
         yield step, scheduler.commit(step, tokens)
-
-
-def can_overlap(config: EngineConfig, device: torch.device) -> bool:
-    """Whether steps may overlap: the next one is scheduled before the tokens of the step before are known.
-
-    On a CPU nothing would overlap: host and device are the same processor. The block cache of sharing "lru" and prompt
-    lookup need every token's value, and with disaggregation all tokens are sent to another process.
-    """
-    return (
-        device.type != "cpu"
-        and config.sharing != "lru"
-        and config.disaggregation == "none"
-        and config.prompt_lookup == "never"
-    )

@@ -80,17 +80,15 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
         q_norm=attention.q_norm.weight if has_head_norms else None,
         k_norm=attention.k_norm.weight if has_head_norms else None,
         epsilon=float(layer.input_layernorm.variance_epsilon),
-        scoring=Scoring(
-            scale=float(attention.scaling), window=window_of(sliding_window_of(attention), attention.config)
-        ),
+        scoring=Scoring(scale=float(attention.scaling), window=layer_window(attention)),
         all_reduce=getattr(attention.o_proj, "all_reduce", None),
     )
 
 
-def sliding_window_of(attention: Any) -> int | None:
-    """The window of a layer's attention: its own attribute where layers differ (qwen2, qwen3), else the config's."""
-    window: int | None = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
-    return window
+def layer_window(attention: Any) -> int:
+    """The `window` of a layer's `Scoring`: its own attribute where layers differ (qwen2, qwen3), else the config's."""
+    config = attention.config
+    return window_of(getattr(attention, "sliding_window", getattr(config, "sliding_window", None)), config)
 
 
 def join_linears(*linears: nn.Linear) -> Linear:

@@ -4,6 +4,7 @@ A model passes keywords to its attention function. A keyword that changes the re
 refused by name: every other one must have a value that changes nothing.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,14 +18,12 @@ from engine.model.attention_step import AttentionStep
 
 ATTENTION_NAME = "batchloom"
 
-_IGNORED = frozenset(["position_ids"])
-"""The layer has applied rotary embeddings before it calls attention."""
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "dropout": (None, 0.0),
-    "use_cache": (None, False),
-    "output_attentions": (None, False),
-    "output_router_logits": (None, False),
+    "dropout": (0.0,),
+    "use_cache": (False,),
+    "output_attentions": (False,),
+    "output_router_logits": (False,),
 }
 """Keywords with values that change nothing; any other keyword must be None."""
 
@@ -67,9 +66,7 @@ def attend(
     asked = keywords | {"attention_mask": attention_mask}
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         asked["is_causal"] = False
-    for name, found in asked.items():
-        if found is not None and name not in _IGNORED:
-            _refuse_unless_neutral(layer, name, found)
+    refuse_unless_neutral(asked, _NEUTRAL, f"layer {layer}: ")
     k_cache = attention_step.cache.keys[layer]
     for name, heads in (("keys", key), ("values", value)):
         if heads.shape[1::2] != k_cache.shape[2:]:
@@ -98,9 +95,22 @@ def use_our_attention(model: PreTrainedModel) -> None:
     model.set_attn_implementation(ATTENTION_NAME)
 
 
-def _refuse_unless_neutral(layer: int, name: str, found: object) -> None:
-    if isinstance(found, torch.Tensor):
-        shape = tuple(found.shape)
-        raise ModelError(f"layer {layer}: attention with {name}=<tensor of shape {shape}> is not supported")
-    if found not in _NEUTRAL.get(name, ()):
-        raise ModelError(f"layer {layer}: attention with {name}={found!r} is not supported")
+def refuse_unless_neutral(
+    keywords: Mapping[str, object], neutral: Mapping[str, tuple[object, ...]], where: str = ""
+) -> None:
+    """Raises `ModelError` for a keyword of a model's call of attention that would change the result. Positions are
+    ignored: layers have applied rotary embeddings before the call.
+
+    Args:
+        keywords: given by the model.
+        neutral: values of keywords, besides None, that change nothing.
+        where: beginning of the message.
+    """
+    for name, found in keywords.items():
+        if found is None or name == "position_ids":
+            continue
+        if isinstance(found, torch.Tensor):
+            tensor = f"<tensor of shape {tuple(found.shape)}>"
+            raise ModelError(f"{where}attention with {name}={tensor} is not supported")
+        if found not in neutral.get(name, ()):
+            raise ModelError(f"{where}attention with {name}={found!r} is not supported")

@@ -1,6 +1,7 @@
 """Splits one step's attention into work items for the CPU kernels."""
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +9,7 @@ import torch
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.cpu.native_work import Ints, NativeWork
+from engine.kernels.cpu.native_work import Ints, NativeWork, ShapeStructure, WorkStructure
 
 SUB_BLOCK_TOKENS = 32
 """Tokens of a sub-block, the unit of the KV layout in cpp/attention.h; block sizes are multiples of it."""
@@ -24,7 +25,15 @@ class AttentionShape:
         block_size: tokens in a KV block, a multiple of 32.
         shared_unit: tokens; 1: shared items cover the prefix. Else they cover whole units of it, and the next unit, in
             which own tokens begin.
+
+    Attributes:
+        library, suffix: compiled kernels, and of the names of their functions the end, which tells the format.
+        dtype: of rows.
     """
+
+    library: ctypes.CDLL
+    suffix: str
+    dtype: torch.dtype
 
     def __init__(
         self, *, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int, shared_unit: int = 1
@@ -37,9 +46,18 @@ class AttentionShape:
             raise ValueError(f"{num_q_heads // num_kv_heads} query heads a KV head are more than {TILE_ROWS}")
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         self.block_size = block_size
+        self.structure = ShapeStructure(num_q_heads, num_kv_heads, head_dim, block_size)
         self._shared_unit = shared_unit
         self._tile_tokens = TILE_ROWS * num_kv_heads // num_q_heads
         self._state = torch.empty(0)
+
+    def kernel(self, name: str) -> Callable[..., None]:
+        """The function of this name for the format."""
+        return getattr(self.library, f"{name}_{self.suffix}")  # type: ignore[no-any-return]
+
+    def new_rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
+        """Uninitialised ``[num_rows, num_columns]``, allocated for whole tiles of rows, which the kernels read."""
+        return torch.empty(cdiv(num_rows, TILE_ROWS) * TILE_ROWS, num_columns, dtype=self.dtype)[:num_rows]
 
     def prepare(self, batch: AttentionBatch) -> NativeWork:
         """Splits a step's rows into items of at most TILE_ROWS query rows. Sequences of a group with few rows share
@@ -87,6 +105,13 @@ class AttentionShape:
         shared_len = shared_lens[run_group]
         shared = [first[run] + offset, count, batch.prefix_block_starts[run_group], shared_len]
         return _longest_first(shared, cost=count * shared_len)
+
+
+def work_structure(work: NativeWork) -> WorkStructure:
+    """The same for C++; valid as long as `work`."""
+    arrays = (work.slots, work.shared, work.own, work.prefix_blocks, work.own_blocks, work.own_seen)
+    addresses = (array.ctypes.data for array in arrays)
+    return WorkStructure(*addresses, work.state.data_ptr(), len(work.slots), len(work.shared), len(work.own))
 
 
 def _longest_first(columns: Sequence[npt.NDArray[np.integer]], cost: Ints) -> Ints:

@@ -30,7 +30,7 @@ _ACTIVATIONS = ("none", "silu", "gelu_tanh", "gelu", "clamped")
 
 _TENSORS = (
     *("post_attention_norm", "post_mlp_norm", "apart_q_norm", "apart_k_norm", "attention_norm_bias", "mlp_norm_bias"),
-    *("sinks", "router", "router_bias"),
+    *("router", "router_bias"),
 )
 
 
@@ -40,7 +40,7 @@ class _Branches(ctypes.Structure):
     _fields_ = (
         *zip(_TENSORS, repeat(ctypes.c_void_p)),
         *zip(("has_wide_norms", "is_centered"), repeat(ctypes.c_int32)),
-        *zip(("norm_offset", "softcap", "multiplier"), repeat(ctypes.c_float)),
+        *zip(("norm_offset", "multiplier"), repeat(ctypes.c_float)),
         *zip(("activation", "is_gated"), repeat(ctypes.c_int32)),
         *zip(("gate_alpha", "gate_limit"), repeat(ctypes.c_float)),
         *zip(("num_experts", "num_chosen", "num_shared"), repeat(ctypes.c_int32)),
@@ -64,7 +64,8 @@ def complete(packed: "PackedLayer", layer: LayerWeights, kernels: "NativeBackend
     """Fills in the fields and attributes of `packed` that only branched layers have; `kernels` pack the router.
     See `BranchedWeights`."""
     assert isinstance(layer, BranchedWeights), "plain layers need none of it"
-    tensors = {name: getattr(layer, name, None) for name in _TENSORS} | {"sinks": layer.scoring.sinks}
+    tensors = {name: getattr(layer, name, None) for name in _TENSORS}
+    sinks = None if layer.scoring.sinks is None else layer.scoring.sinks.float().contiguous()
     settings = {
         name: getattr(layer, name)
         for name in (
@@ -87,13 +88,13 @@ def complete(packed: "PackedLayer", layer: LayerWeights, kernels: "NativeBackend
         tensors["router_bias"] = None if experts.router_bias is None else experts.router_bias.float()
     branches = _Branches(
         **{name: address(tensor) for name, tensor in tensors.items()},
-        softcap=layer.scoring.softcap,
         activation=_ACTIVATIONS.index(layer.gate_function),
         **settings,
     )
     packed.branches = ctypes.addressof(branches)
+    packed.scoring.sinks = address(sinks)
     packed.rotation = layer.rotation
-    packed.down_bias = address(layer.down_bias)
-    packed.kept = (*packed.kept, branches, *tensors.values(), layer.down_bias)
+    packed.down.bias = address(layer.down_bias)
+    packed.kept = (*packed.kept, branches, *tensors.values(), layer.down_bias, sinks)
     packed.operations = [_NUMBERED.index(name) for name in layer.operations]
     packed.num_branch_columns = columns

@@ -12,7 +12,7 @@ import torch
 from engine.errors import ModelError
 from engine.kernels import cdiv
 from engine.kernels.attention_backend import AttentionBackend
-from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
+from engine.kernels.cpu.attention_shape import TILE_ROWS
 from engine.kernels.cpu.int8_weights import (
     ALIGNED_DEPTH,
     PANEL,
@@ -21,14 +21,11 @@ from engine.kernels.cpu.int8_weights import (
     PackedInt8,
     columns_in_pieces,
 )
-from engine.kernels.cpu.layer_structures import LAYER_SIZES, NORMS, PRODUCTS, PackedLayer
-from engine.kernels.cpu.native_build import address, load_functions
-from engine.kernels.cpu.native_functions import POINTER
-from engine.kernels.cpu.native_layers import PackedLayers
-from engine.kernels.cpu.native_operations import draw_tokens
-from engine.kernels.cpu.native_work import NativeWork
+from engine.kernels.cpu.layer_structures import PRODUCTS, PackedLayer
+from engine.kernels.cpu.native_build import address, load_library
+from engine.kernels.cpu.native_layers import PackedLayers, fill_layer
+from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
-from engine.kernels.scoring import Scoring
 
 CHUNK_TOKENS = 128
 """KV tokens whose attention weights share a scale; the same as CHUNK in cpp/int8/quad_attention.h."""
@@ -37,18 +34,19 @@ CHUNK_TOKENS = 128
 class _Int8Layer(PackedLayer):
     """`LayerWeights` of cpp/layer.h; the weights of attention_norm and mlp_norm are folded into the products."""
 
-    _fields_ = (*((name, POINTER) for name in NORMS), *((name, Int8Weight) for name in PRODUCTS), *LAYER_SIZES)
+    _fields_ = tuple((name, Int8Weight) for name in PRODUCTS)
 
 
-class Int8Backend(AttentionShape, AttentionBackend):
+class Int8Backend(NativeOperations, AttentionBackend):
     """Decoder layers, attention and output layer in int8; hidden states, queries and attention outputs are bfloat16.
-    Takes the arguments and raises the errors of `NativeBackend`, which describes them."""
+    Attention has no softcap, window and sinks; cpp/int8/quad_attention.h describes the layout of the KV. Takes the
+    arguments and raises the errors of `NativeBackend`, which describes them."""
 
     name = "native"
 
     def __init__(self, *, folder: Path, **shape: int) -> None:
         super().__init__(**shape, shared_unit=CHUNK_TOKENS)
-        self.library = load_functions(folder, "int8")
+        self.library, self.suffix, self.dtype = load_library(folder, "int8"), "int8", torch.bfloat16
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
         """Layers in one C++ call. Raises `ModelError` if a size of the layers is not supported, or they have a
@@ -58,7 +56,7 @@ class Int8Backend(AttentionShape, AttentionBackend):
         packed = [self._pack(layer, packer) for layer in weights]
         depth = max(packed[0].hidden_size, packed[0].intermediate_size, self.num_q_heads * self.head_dim)
         num_byte_columns = cdiv(depth, ALIGNED_DEPTH) * ALIGNED_DEPTH
-        return PackedLayers(self, self.library.compute_layers_int8, packed, num_byte_columns)
+        return PackedLayers(self, self.kernel("compute_layers"), packed, num_byte_columns)
 
     def _pack(self, layer: LayerWeights, packer: LayerPacker) -> _Int8Layer:
         hidden_size, intermediate_size = layer.gate.shape[1], len(layer.gate)
@@ -68,49 +66,15 @@ class Int8Backend(AttentionShape, AttentionBackend):
             )
         if layer.scoring.window:
             raise ModelError(f"dtype 'int8' has no sliding window, got one of {layer.scoring.window} positions")
-        products = packer.pack(layer)
-        norms = [None if norm is None else norm.float() for norm in (None, layer.q_norm, layer.k_norm, None)]
-        addresses = (*map(address, norms), *(product.addresses() for product in products))
-        packed = _Int8Layer(
-            *(*addresses, hidden_size, intermediate_size),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
-            *(0, layer.epsilon, layer.scoring.scale),
-        )
-        packed.kept = (*norms, *products)
+        packed = fill_layer(_Int8Layer, self, layer, packer.pack(layer))
+        norms = [None if norm is None else norm.float() for norm in (layer.q_norm, layer.k_norm)]
+        packed.attention_norm, packed.mlp_norm = None, None
+        packed.q_norm, packed.k_norm = map(address, norms)
+        packed.kept = norms, *packed.kept
         return packed
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "Int8OutputLayer":
         return Int8OutputLayer(self.library, PackedInt8(self.library, columns_in_pieces(self.library, weight), bias))
-
-    def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork
-    ) -> None:
-        """See `AttentionBackend.write_kv`; bfloat16 keys and values are stored as int8 with scales."""
-        qkv = torch.cat([key.new_zeros(len(key), self.num_q_heads, self.head_dim), key, value], dim=1)
-        cos, sin = torch.ones(len(key), self.head_dim), torch.zeros(len(key), self.head_dim)
-        self.library.rotate_and_store_int8(
-            *(qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), None, None, 0.0, work.slots.ctypes.data),
-            *(k_cache.data_ptr(), v_cache.data_ptr(), len(key)),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
-        )
-
-    def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-        """See `AttentionBackend.draw_tokens`."""
-        return draw_tokens(self.library, logits, settings)
-
-    def attend(
-        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork, scoring: Scoring
-    ) -> torch.Tensor:
-        """See `AttentionBackend.attend`; without softcap, window and sinks. KV layout: cpp/int8/quad_attention.h."""
-        assert scoring.is_plain, "make_layers refuses such layers"
-        out = torch.empty(len(query), self.num_q_heads, self.head_dim, dtype=torch.bfloat16)
-        self.library.attend_int8(
-            *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size, scoring.scale),
-            *(work.shared.ctypes.data, len(work.shared), work.own.ctypes.data, len(work.own)),
-            *(work.prefix_blocks.ctypes.data, work.own_blocks.ctypes.data, work.state.data_ptr()),
-        )
-        return out
 
 
 class Int8OutputLayer:
@@ -120,13 +84,12 @@ class Int8OutputLayer:
     def __init__(self, library: ctypes.CDLL, packed: PackedInt8) -> None:
         self._library = library
         self._packed = packed
-        self._addresses = packed.addresses()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows, scales = self._quantize(hidden)
         out = torch.empty(len(hidden), len(self._packed.scales))
         self._library.project_int8(
-            *(rows.data_ptr(), scales.data_ptr(), ctypes.byref(self._addresses), out.data_ptr()),
+            *(rows.data_ptr(), scales.data_ptr(), ctypes.byref(self._packed.structure), out.data_ptr()),
             *(*out.shape, hidden.shape[1]),
         )
         return out[:, : self._packed.num_columns]
@@ -137,7 +100,7 @@ class Int8OutputLayer:
         out, num_columns = torch.empty(len(hidden), dtype=torch.int64), len(self._packed.scales)
         assert allowed is None or (allowed.shape == (len(hidden), num_columns // 32) and allowed.is_contiguous())
         self._library.largest_column_int8(
-            *(rows.data_ptr(), scales.data_ptr(), ctypes.byref(self._addresses)),
+            *(rows.data_ptr(), scales.data_ptr(), ctypes.byref(self._packed.structure)),
             *(address(allowed), out.data_ptr()),
             *(len(hidden), num_columns, hidden.shape[1]),
         )
@@ -157,7 +120,7 @@ class Int8OutputLayer:
         ids = token_ids.contiguous()
         out = torch.empty(*ids.shape, self._packed.depth, dtype=torch.bfloat16)
         self._library.take_columns_int8(
-            ctypes.byref(self._addresses), ids.data_ptr(), out.data_ptr(), ids.numel(), self._packed.depth
+            ctypes.byref(self._packed.structure), ids.data_ptr(), out.data_ptr(), ids.numel(), self._packed.depth
         )
         return out
 

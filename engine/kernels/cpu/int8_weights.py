@@ -84,10 +84,7 @@ class PackedInt8:
             bias = padded
         self.panels, self.offsets, self.scales = torch.cat(panels), torch.cat(offsets), torch.cat(scales)
         self.bias = bias
-
-    def addresses(self) -> Int8Weight:
-        tensors = (self.panels, self.offsets, self.scales, self.bias)
-        return Int8Weight(*map(address, tensors))
+        self.structure = Int8Weight(*map(address, (self.panels, self.offsets, self.scales, bias)))
 
     def columns(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 ``[n]`` -> int8 ``[n, depth]`` and float32 ``[n]``: these columns and their scales."""

@@ -3,20 +3,19 @@
 Without a C++ compiler `engine.kernels.cpu.torch_attention` is used instead.
 """
 
-from collections.abc import Callable, Iterable
+import ctypes
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 
-from engine.kernels import cdiv
 from engine.kernels.attention_backend import AttentionBackend
-from engine.kernels.cpu.attention_shape import TILE_ROWS
 from engine.kernels.cpu.layer_structures import PanelLayer
-from engine.kernels.cpu.native_build import address, load_functions
+from engine.kernels.cpu.native_build import address, load_library
 from engine.kernels.cpu.native_functions import ELEMENT_TYPES
-from engine.kernels.cpu.native_layers import PackedLayers, PackedOutputLayer, PackedWeight, pack_layer
+from engine.kernels.cpu.native_layers import LinearWeight, PackedLayers, PackedOutputLayer, PackedWeight, pack_layer
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 from engine.kernels.layer_by_layer import LayerByLayer
@@ -43,15 +42,9 @@ class NativeBackend(NativeOperations, AttentionBackend):
         if dtype not in ELEMENT_TYPES:
             raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, ELEMENT_TYPES))}")
         super().__init__(**shape)
-        self.dtype = dtype
-        self.library = load_functions(folder, "native")
-        self.has_products = dtype == torch.float32 or bool(self.library.has_products())
+        self.library, self.suffix, self.dtype = load_library(folder, "native"), ELEMENT_TYPES[dtype], dtype
+        self.has_products = hasattr(self.library, f"project_{self.suffix}")
         self._has_layers = has_layers
-
-    def kernel(self, name: str) -> Callable[..., None]:
-        """The function of native.cpp for this element type."""
-        found: Callable[..., None] = getattr(self.library, f"{name}_{ELEMENT_TYPES[self.dtype]}")
-        return found
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers in one C++ call; with torch's matrix products where the kernels do not support the sizes or processor.
@@ -68,7 +61,7 @@ class NativeBackend(NativeOperations, AttentionBackend):
                 assert not packed, "layers of one model differ in shape"
                 return LayerByLayer(UnpackedLayer(self, each) for each in chain([layer], remaining))
             packed.append(found)
-        return PackedLayers(self, self.kernel("compute_layers"), packed, dtype=self.dtype)
+        return PackedLayers(self, self.kernel("compute_layers"), packed)
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedOutputLayer | None:
         """The output layer with packed weights; None as for `pack`."""
@@ -83,7 +76,7 @@ class NativeBackend(NativeOperations, AttentionBackend):
         # [panel, word along the depth, column, element of the word]: a word of 4 bytes holds a pair of bf16.
         size = 4 // weight.itemsize
         panels = weight.view(num_columns // 32, 32, depth // size, size).permute(0, 2, 1, 3).contiguous()
-        return PackedWeight(panels=panels, bias=bias, num_columns=num_columns, depth=depth, is_gated=False)
+        return PackedWeight(kernel=self.kernel, panels=panels, bias=bias, num_columns=num_columns, depth=depth)
 
     def pack_gated(self, gate: torch.Tensor, up: torch.Tensor) -> PackedWeight | None:
         """Packs two ``[n, depth]`` weights so that `project` computes silu(gate) * up; None as for `pack`."""
@@ -97,21 +90,21 @@ class NativeBackend(NativeOperations, AttentionBackend):
         """A copy of ``[T, n]`` in memory as `project` needs it."""
         return self.new_rows(*x.shape).copy_(x)
 
-    def project(self, x: torch.Tensor, weight: PackedWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The linear layer, plus `residual` if given: ``[T, depth]`` -> ``[T, columns]``.
+    def project(self, x: torch.Tensor, weight: LinearWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The linear layer, plus `residual` if given: ``[T, depth]`` -> ``[T, padded columns]``.
 
         Args:
             x: output of a kernel or of `copy_rows`; its memory reaches to a multiple of 32 rows.
         """
-        out = self.new_rows(len(x), weight.num_columns // 2 if weight.is_gated else weight.num_columns)
-        self.kernel("project")(
-            *map(address, (x, weight.panels, weight.bias, residual, out)),
-            *(len(x), weight.num_columns, weight.depth, weight.is_gated),
+        out = self.new_rows(len(x), weight.num_padded // 2 if weight.is_gated else weight.num_padded)
+        weight.kernel("project")(
+            *(x.data_ptr(), ctypes.byref(weight.structure), address(residual), out.data_ptr()),
+            *(len(x), weight.num_padded, weight.depth, weight.is_gated),
         )
         return out
 
     def largest_column(
-        self, x: torch.Tensor, weight: PackedWeight, allowed: torch.Tensor | None = None
+        self, x: torch.Tensor, weight: LinearWeight, allowed: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The arg max over the linear layer's output columns, the lowest on ties: int64 ``[T]``.
 
@@ -123,12 +116,9 @@ class NativeBackend(NativeOperations, AttentionBackend):
             allowed: see `OutputLayer.most_likely`.
         """
         out = torch.empty(len(x), dtype=torch.int64)
-        assert allowed is None or (allowed.shape == (len(x), weight.num_columns // 32) and allowed.is_contiguous())
-        self.kernel("largest_column")(
-            *map(address, (x, weight.panels, weight.bias, allowed, out)), *(len(x), weight.num_columns, weight.depth)
+        assert allowed is None or (allowed.shape == (len(x), weight.num_padded // 32) and allowed.is_contiguous())
+        weight.kernel("largest_column")(
+            *(x.data_ptr(), ctypes.byref(weight.structure), address(allowed), out.data_ptr()),
+            *(len(x), weight.num_padded, weight.depth),
         )
         return out
-
-    def new_rows(self, num_rows: int, num_columns: int) -> torch.Tensor:
-        """Uninitialised ``[num_rows, num_columns]``, allocated for whole tiles of rows, which the kernels read."""
-        return torch.empty(cdiv(num_rows, TILE_ROWS) * TILE_ROWS, num_columns, dtype=self.dtype)[:num_rows]

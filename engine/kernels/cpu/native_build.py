@@ -38,8 +38,8 @@ def find_compiler() -> str | None:
 
 @cache
 def load_library(folder: Path, source: str) -> ctypes.CDLL:
-    """The kernels of a source file, "native", "int8" or "quantized"; compiled unless `folder` has them already. Raises
-    `NativeBuildError` if there is no compiler, it fails, or its result cannot be stored or loaded."""
+    """The functions of a source file, "native", "int8" or "quantized"; compiled unless `folder` has them already.
+    Raises `NativeBuildError` if there is no compiler, it fails, or its result cannot be stored or loaded."""
     compiler = find_compiler()
     if compiler is None:
         raise NativeBuildError(
@@ -47,9 +47,12 @@ def load_library(folder: Path, source: str) -> ctypes.CDLL:
             "`apt install g++` installs one"
         )
     try:
-        return ctypes.CDLL(str(_compiled(compiler, folder, source)))
+        library = ctypes.CDLL(str(_compiled(compiler, folder, source)))
     except OSError as error:
         raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
+    for name in filter(partial(hasattr, library), SIGNATURES):
+        getattr(library, name).argtypes, getattr(library, name).restype = SIGNATURES[name], None
+    return library
 
 
 def _compiled(compiler: str, folder: Path, source: str) -> Path:
@@ -85,15 +88,6 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-
-
-def load_functions(folder: Path, source: str) -> ctypes.CDLL:
-    """`load_library`, with the types of the arguments of its functions."""
-    library = load_library(folder, source)
-    for name, types in SIGNATURES[source].items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
-    return library
 
 
 def address(tensor: torch.Tensor | None) -> int | None:

@@ -1,22 +1,17 @@
 """The C++ kernels called one operation at a time, for layers that are not computed in one call."""
 
 import ctypes
-from collections.abc import Callable
 
 import torch
 
-from engine.kernels.cpu.attention_shape import AttentionShape
+from engine.kernels.cpu.attention_shape import AttentionShape, work_structure
 from engine.kernels.cpu.native_build import address
-from engine.kernels.cpu.native_work import NativeWork
+from engine.kernels.cpu.native_work import NativeWork, ScoringStructure
 from engine.kernels.scoring import Scoring
 
 
 class NativeOperations(AttentionShape):
-    """The operations of a decoder layer, and draws of tokens. The attributes are those of `NativeBackend`."""
-
-    library: ctypes.CDLL
-    kernel: Callable[[str], Callable[..., None]]
-    new_rows: Callable[[int, int], torch.Tensor]
+    """The operations of a decoder layer, and draws of tokens."""
 
     def attend(
         self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork, scoring: Scoring
@@ -27,13 +22,10 @@ class NativeOperations(AttentionShape):
             query = query.contiguous()
         out = self.new_rows(query.shape[0], self.num_q_heads * self.head_dim)
         sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
+        rule = ScoringStructure(scoring.scale, scoring.softcap, scoring.window, address(sinks))
         self.kernel("attend")(
             *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
-            *(scoring.scale, scoring.softcap, scoring.window, address(sinks)),
-            *(work.shared.ctypes.data, len(work.shared), work.own.ctypes.data, len(work.own)),
-            *(array.ctypes.data for array in (work.prefix_blocks, work.own_blocks, work.own_seen)),
-            work.state.data_ptr(),
+            *map(ctypes.byref, (self.structure, rule, work_structure(work))),
         )
         return out.view(-1, self.num_q_heads, self.head_dim)
 
@@ -66,9 +58,8 @@ class NativeOperations(AttentionShape):
             q_norm, k_norm: ``[head_dim]``.
         """
         self.kernel("rotate_and_store")(
-            *map(address, (qkv, cos, sin, q_norm, k_norm)),
-            *(epsilon, work.slots.ctypes.data, k_cache.data_ptr(), v_cache.data_ptr(), qkv.shape[0]),
-            *(self.num_q_heads, self.num_kv_heads, self.head_dim, self.block_size),
+            *(*map(address, (qkv, cos, sin, q_norm, k_norm)), epsilon, k_cache.data_ptr(), v_cache.data_ptr()),
+            *map(ctypes.byref, (self.structure, work_structure(work))),
         )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -89,12 +80,7 @@ class NativeOperations(AttentionShape):
         return out
 
     def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-        """See `AttentionBackend.draw_tokens`."""
-        return draw_tokens(self.library, logits, settings)
-
-
-def draw_tokens(library: ctypes.CDLL, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
-    """C++ that sorts only likely tokens. See `AttentionBackend.draw_tokens`."""
-    logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
-    library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
-    return out
+        """See `AttentionBackend.draw_tokens`; sorts only likely tokens."""
+        logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
+        self.library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
+        return out

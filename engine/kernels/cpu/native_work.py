@@ -1,12 +1,37 @@
-"""One step's attention as work items of the CPU kernels."""
+"""What attention takes in cpp/work_items.h: its shape, the rule of a layer, and a step's work items."""
 
+import ctypes
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.kernels.cpu.native_functions import FLOAT, I64, POINTER
+
 Ints = npt.NDArray[np.int64]
+
+
+class ShapeStructure(ctypes.Structure):
+    """`AttentionShape` of cpp/work_items.h."""
+
+    _fields_ = tuple(zip(("num_q_heads", "num_kv_heads", "dim", "block_size"), repeat(ctypes.c_int32)))
+
+
+class ScoringStructure(ctypes.Structure):
+    """`Scoring` of cpp/work_items.h."""
+
+    _fields_ = (("scale", FLOAT), ("softcap", FLOAT), ("window", ctypes.c_int32), ("sinks", POINTER))
+
+
+class WorkStructure(ctypes.Structure):
+    """`AttentionWork` of cpp/work_items.h."""
+
+    _fields_ = (
+        *zip(("slots", "shared", "own", "prefix_blocks", "own_blocks", "own_seen", "state"), repeat(POINTER)),
+        *zip(("num_rows", "num_shared", "num_own"), repeat(I64)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,7 @@ float32. Results are the same bits as with unpacked weights of that format.
 """
 
 import ctypes
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +13,10 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels import cdiv
-from engine.kernels.cpu.branched_layers import complete
-from engine.kernels.cpu.layer_structures import PanelLayer
+from engine.kernels.cpu.layer_structures import LinearStructure, PanelLayer
 from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.cpu.native_build import address
-from engine.kernels.cpu.native_layers import PackedLayers
+from engine.kernels.cpu.native_layers import PackedLayers, fill_layer
 from engine.kernels.cpu.quantized_formats import HALF, QuantizedFormat
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
@@ -82,10 +80,11 @@ class QuantizedColumns:
 
 
 class QuantizedWeight:
-    """The weights of a linear layer, in one format or several. Raises `ModelError` if a number of columns is not
-    supported.
+    """The weights of a linear layer (see `PackedWeight`), in one format or several. Raises `ModelError` if a number of
+    columns is not supported.
 
     Args:
+        library: the functions of quantized.cpp.
         parts: consecutive ranges of columns; all but the last have a multiple of 16 columns.
         dtype: that products compute in: see `element_type`.
         bias: ``[columns]``.
@@ -94,13 +93,14 @@ class QuantizedWeight:
 
     def __init__(
         self,
+        library: ctypes.CDLL,
         parts: Sequence[QuantizedColumns],
         dtype: torch.dtype,
         bias: torch.Tensor | None = None,
         *,
         is_gated: bool = False,
     ) -> None:
-        self.parts, self.depth = parts, parts[0].depth
+        self.parts, self.depth, self.is_gated = parts, parts[0].depth, is_gated
         self.num_columns = sum(part.num_columns for part in parts)
         if any(part.num_columns % HALF for part in parts[:-1]) or self.depth % _PANEL:
             sizes = " and ".join(str(part.num_columns) for part in parts)
@@ -117,13 +117,22 @@ class QuantizedWeight:
             padded[: self.num_columns] = 0 if bias is None else bias
             bias = padded
         self.bias = None if bias is None else bias.to(dtype)
+        self.structure = LinearStructure(self.halves.ctypes.data, address(self.bias))
+        self._library, self._dtype = library, dtype
 
     @property
     def num_bytes(self) -> int:
         return sum(part.panels.nbytes for part in self.parts)
 
-    def addresses(self) -> tuple[int, int | None]:
-        return self.halves.ctypes.data, address(self.bias)
+    def kernel(self, name: str) -> Callable[..., None]:
+        found: Callable[..., None] = getattr(self._library, f"{name}_quantized")
+        return found
+
+    def columns(self, index: torch.Tensor) -> torch.Tensor:
+        """See `PackedWeight.columns`."""
+        out = torch.empty(len(index), self.depth, dtype=self._dtype)
+        self._library.columns_quantized(self.halves.ctypes.data, index.data_ptr(), out.data_ptr(), *out.shape)
+        return out
 
 
 QuantizedLayer = tuple[LayerWeights, Sequence[QuantizedWeight]]
@@ -144,63 +153,10 @@ def make_quantized_layers(
         kernels: of the layers' attention shape, for the library's `element_type`.
         library: the functions of quantized.cpp.
     """
-    packed = [_pack(kernels, layer) for layer in layers]
-    return PackedLayers(kernels, library.compute_layers_quantized, packed, dtype=kernels.dtype)
-
-
-def _pack(kernels: NativeBackend, layer: QuantizedLayer) -> PanelLayer:
-    weights, products = layer
-    for product in products:
-        if product.num_padded > product.num_columns:
-            raise ModelError(f"dtype 'quantized' takes layers in multiples of 32, got {product.num_columns} columns")
-    norms = weights.attention_norm, weights.q_norm, weights.k_norm, weights.mlp_norm
-    addresses = (*map(address, norms), *chain.from_iterable(product.addresses() for product in products))
-    packed = PanelLayer(
-        *(*addresses, products[0].depth, products[-1].depth),
-        *(kernels.num_q_heads, kernels.num_kv_heads, kernels.head_dim, kernels.block_size),
-        *(weights.scoring.window, weights.epsilon, weights.scoring.scale),
-    )
-    packed.kept = (*norms, *products)
-    if type(weights) is not LayerWeights:
-        complete(packed, weights, kernels)
-    return packed
-
-
-class QuantizedOutputLayer:
-    """An output layer (see `AttentionBackend.make_output_layer`) or an embedding table with quantized weights."""
-
-    def __init__(self, kernels: NativeBackend, library: ctypes.CDLL, weight: QuantizedWeight) -> None:
-        self._kernels = kernels
-        self._library = library
-        self._weight = weight
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        rows = self._kernels.copy_rows(hidden)
-        out = torch.empty(cdiv(len(rows), _PANEL) * _PANEL, self._weight.num_padded, dtype=rows.dtype)
-        self._library.project_quantized(
-            *(rows.data_ptr(), *self._weight.addresses(), out.data_ptr()),
-            *(len(rows), self._weight.num_padded, self._weight.depth),
-        )
-        return out[: len(rows), : self._weight.num_columns]
-
-    def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """Does not store the logits."""
-        rows, out = self._kernels.copy_rows(hidden), torch.empty(len(hidden), dtype=torch.int64)
-        num_columns = self._weight.num_padded
-        assert allowed is None or (allowed.shape == (len(rows), num_columns // 32) and allowed.is_contiguous())
-        self._library.largest_column_quantized(
-            *(rows.data_ptr(), *self._weight.addresses(), address(allowed)),
-            *(out.data_ptr(), len(rows), num_columns, self._weight.depth),
-        )
-        return out
-
-    def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        bias = None if self._weight.bias is None else self._weight.bias[token_ids]
-        return self._kernels.label_columns(hidden, self.weights_of(token_ids), bias)
-
-    def weights_of(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """``[..., hidden]``."""
-        ids = token_ids.flatten()
-        out = torch.empty(len(ids), self._weight.depth, dtype=self._kernels.dtype)
-        self._library.columns_quantized(*(self._weight.addresses()[0], ids.data_ptr(), out.data_ptr(), *out.shape))
-        return out.view(*token_ids.shape, -1)
+    packed = []
+    for weights, products in layers:
+        for product in products:
+            if (columns := product.num_columns) < product.num_padded:
+                raise ModelError(f"dtype 'quantized' takes layers in multiples of 32, got {columns} columns")
+        packed.append(fill_layer(PanelLayer, kernels, weights, products))
+    return PackedLayers(kernels, library.compute_layers_quantized, packed)

@@ -14,11 +14,10 @@ from torch import nn
 from engine.kernels.branched_layer import BranchedWeights
 from engine.kernels.decoder_layer import DecoderLayers, Linear
 from engine.kernels.scoring import Scoring
-from engine.model.attention import window_of
 from engine.model.families.feed_forward import PARAMETERS, is_covered, read_feed_forward
 from engine.model.families.layouts import LAYOUTS, Layout
 from engine.model.families.rotated_layers import DistinctAngles, RotatedLayers, angles_of, order_of_dims
-from engine.model.layers import join_linears, sliding_window_of
+from engine.model.layers import join_linears, layer_window
 
 _HEADS = ("q_proj", "k_proj", "v_proj", "qkv_proj")
 
@@ -108,7 +107,7 @@ class Family:
             scoring=Scoring(
                 scale=float(attention.scaling),
                 softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
-                window=window_of(sliding_window_of(attention), attention.config) if is_windowed else 0,
+                window=layer_window(attention) if is_windowed else 0,
                 sinks=None if sinks is None else sinks.float(),
             ),
             post_attention_norm=_norm(layer, layout.post_attention_norm) if layout.post_attention_norm else None,

@@ -14,11 +14,11 @@ from engine.device.placement import dtype_name
 from engine.errors import ModelError
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native import NativeBackend
-from engine.kernels.cpu.native_build import NativeBuildError, load_functions
+from engine.kernels.cpu.native_build import NativeBuildError, load_library
+from engine.kernels.cpu.native_layers import PackedOutputLayer
 from engine.kernels.cpu.quantized import (
     QuantizedColumns,
     QuantizedLayer,
-    QuantizedOutputLayer,
     QuantizedWeight,
     element_type,
     make_quantized_layers,
@@ -34,7 +34,7 @@ from engine.model.loading.checkpoint import (
     is_plain,
     resolve_checkpoint,
 )
-from engine.model.model import Model
+from engine.model.model import Model, kv_shape_of
 from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.quantized.gguf_weights import GgufWeights
 from engine.model.quantized.grouped_weights import GroupedWeights, read_quantization
@@ -98,7 +98,7 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
 def find_quantized_dtype() -> torch.dtype:
     """What this machine computes quantized weights in: bfloat16 if it multiplies that, else float32. Raises
     `NativeBuildError` as `load_library`."""
-    return element_type(load_functions(cache_folder(), "quantized"))
+    return element_type(load_library(cache_folder(), "quantized"))
 
 
 def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, device: torch.device) -> str | None:
@@ -113,18 +113,12 @@ def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, devi
         return "deterministic takes layers without a sliding window"
     num_q_heads = int(values.num_attention_heads)
     try:
-        backend = NativeBackend(
-            has_layers=True,
-            num_q_heads=num_q_heads,
-            num_kv_heads=int(getattr(values, "num_key_value_heads", None) or num_q_heads),
-            head_dim=int(getattr(values, "head_dim", None) or values.hidden_size // num_q_heads),
-            dtype=find_quantized_dtype(),
-            block_size=config.block_size,
-            folder=cache_folder(),
-        )
+        kv = kv_shape_of(values, find_quantized_dtype())
+        heads: dict[str, Any] = {"num_q_heads": num_q_heads, "num_kv_heads": kv.num_kv_heads, "head_dim": kv.head_dim}
+        NativeBackend(**heads, dtype=kv.dtype, block_size=config.block_size, folder=cache_folder())
     except (ValueError, NativeBuildError) as error:
         return str(error)
-    qkv_size = (num_q_heads + 2 * backend.num_kv_heads) * backend.head_dim
+    qkv_size = (num_q_heads + 2 * kv.num_kv_heads) * kv.head_dim
     inner_sizes = (values.intermediate_size, getattr(values, "moe_intermediate_size", None) or 0)
     for size in (qkv_size, int(values.hidden_size), *map(int, inner_sizes)):
         if size % 32:
@@ -153,16 +147,16 @@ class QuantizedModel(Model):
     def use_layers_of(self, backend: AttentionBackend) -> None:
         """Reads the weights into the backend's layers."""
         assert isinstance(backend, NativeBackend), "load_quantized has checked the backend"
-        library, weights, base = load_functions(cache_folder(), "quantized"), self._weights, self.base
+        library, weights, base = load_library(cache_folder(), "quantized"), self._weights, self.base
         self.draw_tokens = backend.draw_tokens
         layers = [self._read_layer(library, layer, index) for index, layer in enumerate(base.layers)]
-        embedding = head = QuantizedWeight([weights.columns(library, "embed_tokens")], self.dtype)
+        embedding = head = QuantizedWeight(library, [weights.columns(library, "embed_tokens")], self.dtype)
         if "lm_head" in weights:
-            head = QuantizedWeight([weights.columns(library, "lm_head")], self.dtype)
-        self._output_layer = QuantizedOutputLayer(backend, library, head)
+            head = QuantizedWeight(library, [weights.columns(library, "lm_head")], self.dtype)
+        self._output_layer = PackedOutputLayer(backend, head)
         scale = getattr(base.embed_tokens, "scalar_embed_scale", None)  # Gemma
         scale = None if scale is None else torch.tensor(scale).to(self.dtype)
-        base.embed_tokens = TiedEmbedding(QuantizedOutputLayer(backend, library, embedding), scale)
+        base.embed_tokens = TiedEmbedding(PackedOutputLayer(backend, embedding), scale)
         _fill_in(weights, base.norm, "norm", self.dtype)
         base.layers = nn.ModuleList([self.join_layers(make_quantized_layers(backend, library, layers))])
         self.has_replaced_layers = True
@@ -177,7 +171,7 @@ class QuantizedModel(Model):
         sizes = (read.qkv[0].shape, read.output[0].shape, (len(read.gate) + len(read.up), read.gate.shape[1]))
         parts = _read_products(self._weights, library, layer, f"layers.{index}")
         products = [
-            QuantizedWeight(part, self.dtype, bias, is_gated=number == 2 and len(part) > 1)
+            QuantizedWeight(library, part, self.dtype, bias, is_gated=number == 2 and len(part) > 1)
             for number, (part, bias) in enumerate(zip(parts, biases, strict=True))
         ]
         for product, size in zip(products, (*sizes, read.down.shape), strict=True):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from engine import EngineConfig, Request, plan_prefix_groups
 from engine.execution.output import TokenSampler
-from engine.execution.overlapped_run import run_overlapped
-from engine.execution.step_runner import can_overlap, run_steps
+from engine.execution.overlapped_run import can_overlap, run_overlapped
+from engine.execution.step_runner import run_steps
 from engine.kernels.draw import draw_tokens
 from engine.model.pending_tokens import fill_in
 from engine.scheduling.admission import make_pool
@@ -260,9 +260,7 @@ def test_a_step_is_launched_before_the_one_before_is_booked() -> None:
 
 
 def test_who_must_know_every_token_at_once_does_not_overlap() -> None:
-    gpu = torch.device("cuda")
-    assert can_overlap(EngineConfig(), gpu)
-    assert not can_overlap(EngineConfig(), torch.device("cpu"))
-    assert not can_overlap(EngineConfig(sharing="lru"), gpu)
-    assert not can_overlap(EngineConfig(prompt_lookup="always"), gpu)
-    assert not can_overlap(EngineConfig(disaggregation="processes"), gpu)
+    assert can_overlap(EngineConfig())
+    assert not can_overlap(EngineConfig(sharing="lru"))
+    assert not can_overlap(EngineConfig(prompt_lookup="always"))
+    assert not can_overlap(EngineConfig(disaggregation="processes"))

@@ -11,7 +11,7 @@ import torch
 
 from engine.kernels.cpu.int8 import CHUNK_TOKENS, Int8Backend, Int8OutputLayer
 from engine.kernels.cpu.int8_weights import PackedInt8, error_feedback, spread, spread_group
-from engine.kernels.cpu.native_build import load_functions
+from engine.kernels.cpu.native_build import load_library
 from engine.kernels.scoring import Scoring
 from engine.kernels.torch_output_layer import mask_logits
 from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
@@ -180,7 +180,7 @@ def test_columns_are_spread_over_groups_of_neighbours(
     found = []
     for folder in folders.values():
         torch.set_num_threads(1 + len(found) % 2)
-        found.append(spread(load_functions(folder, "int8"), columns, group))
+        found.append(spread(load_library(folder, "int8"), columns, group))
     assert all(torch.equal(other, found[0]) for other in found)
     torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(columns, before)
@@ -195,12 +195,12 @@ def test_errors_of_weights_hardly_meet_large_channels(depth: int, folders: dict[
     energy[::150] = 256
     rows = torch.randn(200, depth, generator=generator) * energy.sqrt().float()
     errors = []
-    library = load_functions(folders["best"], "int8")
+    library = load_library(folders["best"], "int8")
     for feedback in (None, error_feedback(library, energy, spread_group(depth))):
         found = []
         for folder in folders.values():
             torch.set_num_threads(1 + len(found) % 2)
-            unit = load_functions(folder, "int8")
+            unit = load_library(folder, "int8")
             packed = PackedInt8(unit, [spread(unit, weight.T)], None, feedback)
             found.append(packed.columns(torch.arange(num_columns)))
         assert all(torch.equal(columns, found[0][0]) for columns, _ in found)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engine.kernels.cpu.native import NativeBackend
-from engine.kernels.cpu.native_build import load_functions
+from engine.kernels.cpu.native_build import load_library
 from engine.kernels.cpu.native_layers import PackedOutputLayer
-from engine.kernels.cpu.quantized import QuantizedColumns, QuantizedOutputLayer, QuantizedWeight, element_type
+from engine.kernels.cpu.quantized import QuantizedColumns, QuantizedWeight, element_type
 from engine.kernels.cpu.quantized_formats import FORMATS, HALF, plain_format
 from engine.kernels.torch_output_layer import mask_logits
 from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
@@ -23,7 +23,7 @@ UNITS = {"best": "", "vectors": VECTORS, "plain": PLAIN}
 def library(request: pytest.FixtureRequest) -> tuple[ctypes.CDLL, Path]:
     """The kernels, with tiles where there are some, without, and for CPUs that do not multiply bfloat16."""
     folder = compiled(UNITS[request.param], "native", "quantized")
-    return load_functions(folder, "quantized"), folder
+    return load_library(folder, "quantized"), folder
 
 
 def backend_of(library: tuple[ctypes.CDLL, Path]) -> NativeBackend:
@@ -50,7 +50,7 @@ def test_weights_are_those_of_the_file(kind: str, library: tuple[ctypes.CDLL, Pa
         kind = "BF16" if dtype == torch.bfloat16 else "F32"
     raw, order = random_rows(kind, 70, 768, rng), rng.permutation(70)
     packed = columns_of(library[0], kind, raw, 768, order)
-    table = QuantizedOutputLayer(backend_of(library), library[0], QuantizedWeight([packed], dtype))
+    table = PackedOutputLayer(backend_of(library), QuantizedWeight(library[0], [packed], dtype))
     expected = torch.from_numpy(unpacked(raw, kind)).to(dtype)[order]
     ids = torch.tensor([[0, 69, 16], [5, 5, 48]])
     assert torch.equal(table.weights_of(ids), expected[ids])
@@ -68,7 +68,7 @@ def test_the_output_layer_gives_the_bits_of_unpacked_weights(num_rows: int, libr
     bias = torch.from_numpy(rng.normal(size=128)).to(dtype)
     parts = [columns_of(library[0], kind, rows, 512) for kind, rows in raw.items()]
     backend = backend_of(library)
-    quantized = QuantizedOutputLayer(backend, library[0], QuantizedWeight(parts, dtype, bias))
+    quantized = PackedOutputLayer(backend, QuantizedWeight(library[0], parts, dtype, bias))
     plain = backend.make_output_layer(weight, bias)
     assert isinstance(plain, PackedOutputLayer)
     hidden = torch.from_numpy(rng.normal(size=(num_rows, 512))).to(dtype)
@@ -90,8 +90,8 @@ def test_the_output_layer_gives_the_bits_of_unpacked_weights(num_rows: int, libr
 def test_columns_that_are_not_there_are_never_the_largest(library: tuple[ctypes.CDLL, Path]) -> None:
     rng, dtype = np.random.default_rng(0), element_type(library[0])
     raw = random_rows("Q4_0", 40, 64, rng)
-    weight = QuantizedWeight([columns_of(library[0], "Q4_0", raw, 64)], dtype)
-    layer = QuantizedOutputLayer(backend_of(library), library[0], weight)
+    weight = QuantizedWeight(library[0], [columns_of(library[0], "Q4_0", raw, 64)], dtype)
+    layer = PackedOutputLayer(backend_of(library), weight)
     hidden = torch.from_numpy(rng.normal(size=(50, 64))).to(dtype)
     logits = layer.logits(hidden)
     assert logits.shape == (50, 40)

@@ -400,14 +400,13 @@ void start_rows(Workspace<T>& w, int num_rows, int dim, Units units) {
 
 // Attention of a whole token batch; work_items.h describes the items.
 template <typename T>
-void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T* values, int num_q_heads,
-            int num_kv_heads, int dim, int block_size, float scale, const AttentionRule& rule, const int64_t* shared,
-            int64_t num_shared, const int64_t* own, int64_t num_own, const int32_t* prefix_blocks,
-            const int32_t* own_blocks, const int32_t* own_seen, float* state) {
-  const int group = num_q_heads / num_kv_heads;
-  const RowStates states{state, num_q_heads, group, dim};
+void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T* values, const AttentionShape& shape,
+            const Scoring& rule, const AttentionWork& work) {
+  const int num_q_heads = shape.num_q_heads, num_kv_heads = shape.num_kv_heads, dim = shape.dim, group = shape.group();
+  const float scale = rule.scale;
+  const RowStates states{work.state, num_q_heads, group, dim};
   const Units units = std::is_same_v<T, bf16> && dim % 32 == 0 ? units_here() : Units::plain;
-  const Attend<T> part{num_kv_heads, group, dim, block_size, (rule.softcap ? rule.softcap : scale) * LOG2E,
+  const Attend<T> part{num_kv_heads, group, dim, shape.block_size, (rule.softcap ? rule.softcap : scale) * LOG2E,
                        rule.softcap ? scale / rule.softcap : 0, rule.window > 0, units};
 #pragma omp parallel
   {
@@ -416,20 +415,20 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
     if (units == Units::tiles) load_tile_config();
 #endif
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_shared * num_kv_heads; i++) {
-      const int64_t* item = shared + i / num_kv_heads * SHARED_COLUMNS;
+    for (int64_t i = 0; i < work.num_shared * num_kv_heads; i++) {
+      const int64_t* item = work.shared + i / num_kv_heads * SHARED_COLUMNS;
       const int head = int(i % num_kv_heads), count = int(item[SHARED_COUNT]), rows = count * group;
       pack_queries(w, query, query_stride, item[SHARED_ROW], count, head, group, dim, units);
       start_rows(w, rows, dim, units);
       for (int r = 0; part.has_window && r < rows; r++)
-        w.lowest[r] = int(item[SHARED_LENGTH]) + own_seen[item[SHARED_ROW] + r / group] - rule.window;
-      part.run(w, rows, keys, values, prefix_blocks + item[SHARED_TABLE], head, int(item[SHARED_LENGTH]), false,
+        w.lowest[r] = int(item[SHARED_LENGTH]) + work.own_seen[item[SHARED_ROW] + r / group] - rule.window;
+      part.run(w, rows, keys, values, work.prefix_blocks + item[SHARED_TABLE], head, int(item[SHARED_LENGTH]), false,
                true);
       for (int r = 0; r < rows; r++) states.keep(w, r, item[SHARED_ROW], head);
     }
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_own * num_kv_heads; i++) {
-      const int64_t* item = own + i / num_kv_heads * OWN_COLUMNS;
+    for (int64_t i = 0; i < work.num_own * num_kv_heads; i++) {
+      const int64_t* item = work.own + i / num_kv_heads * OWN_COLUMNS;
       const int head = int(i % num_kv_heads), count = int(item[OWN_COUNT]), rows = count * group;
       pack_queries(w, query, query_stride, item[OWN_ROW], count, head, group, dim, units);
       start_rows(w, rows, dim, units);
@@ -437,9 +436,9 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
       const int prefix = int(item[OWN_PREFIX_LENGTH]), visible = int(item[OWN_VISIBLE]);
       for (int r = 0; part.has_window && r < rows; r++) w.lowest[r] = prefix + visible + r / group - rule.window;
       if (prefix && !item[OWN_NUM_SHARED])  // else a shared item has done it
-        part.run(w, rows, keys, values, prefix_blocks + item[OWN_PREFIX_TABLE], head, prefix, false, count == 1);
+        part.run(w, rows, keys, values, work.prefix_blocks + item[OWN_PREFIX_TABLE], head, prefix, false, count == 1);
       for (int r = 0; part.has_window && r < rows; r++) w.lowest[r] -= prefix;
-      part.run(w, rows, keys, values, own_blocks + item[OWN_TABLE], head, visible, true, count == 1);
+      part.run(w, rows, keys, values, work.own_blocks + item[OWN_TABLE], head, visible, true, count == 1);
       for (int r = 0; r < rows; r++) {
         if (rule.sinks) w.sum[r] += std::exp2(rule.sinks[head * group + r % group] * LOG2E - w.top[r]);
         T* to = out + ((item[OWN_ROW] + r / group) * num_q_heads + head * group + r % group) * dim;

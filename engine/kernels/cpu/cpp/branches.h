@@ -12,12 +12,11 @@
 template <typename T>
 struct Branches {
   const T *post_attention_norm, *post_mlp_norm, *apart_q_norm, *apart_k_norm, *attention_norm_bias, *mlp_norm_bias;
-  const float* sinks;              // [num_q_heads]
   const T* router;                 // panels of router_columns columns: one per expert, padded with zeros to whole panels
   const float* router_bias;        // [num_experts]
   int32_t has_wide_norms;          // query and key norms extend over all heads of a row
   int32_t is_centered;             // LayerNorm, not RMSNorm
-  float norm_offset, softcap, multiplier;
+  float norm_offset, multiplier;
   Activation activation;
   int32_t is_gated;
   float alpha, limit;

@@ -97,3 +97,8 @@ inline void draw(const float* logits, const DrawSettings* settings, int64_t* out
 }
 
 }  // namespace
+
+// logits: [num_rows, size]; out: a token for each row.
+extern "C" void draw_tokens(const float* logits, const DrawSettings* settings, int64_t* out, int64_t num_rows, int64_t size) {
+  draw(logits, settings, out, num_rows, size);
+}

@@ -77,14 +77,15 @@ inline void store_every_other(const bf16* x, bf16* to, int dim) {
 }
 #endif
 
+// Norms query and key heads unless the norms are null, rotates them, all in place, and writes keys and values to the KV.
 template <typename T>
-void rotate_and_store(T* qkv, const float* cos, const float* sin, const T* q_norm, const T* k_norm, float epsilon,
-                      const int64_t* slots, T* keys, T* values, int64_t num_rows, int num_q_heads, int num_kv_heads,
-                      int dim, int block_size) {
-  const int64_t stride = int64_t(num_q_heads + 2 * num_kv_heads) * dim;
+void rotate_and_store(T* qkv, const float* cos, const float* sin, const T* q_norm, const T* k_norm, float epsilon, T* keys,
+                      T* values, const AttentionShape& shape, const AttentionWork& work) {
+  const int num_q_heads = shape.num_q_heads, num_kv_heads = shape.num_kv_heads, dim = shape.dim, block_size = shape.block_size;
+  const int64_t* const slots = work.slots;
 #pragma omp parallel for
-  for (int64_t row = 0; row < num_rows; row++) {
-    T* x = qkv + row * stride;
+  for (int64_t row = 0; row < work.num_rows; row++) {
+    T* x = qkv + row * shape.qkv_size();
     for (int h = 0; h < num_q_heads + num_kv_heads; h++) {
       const T* norm = h < num_q_heads ? q_norm : k_norm;
       if (norm) rms_norm_row(x + h * dim, norm, x + h * dim, dim, epsilon);

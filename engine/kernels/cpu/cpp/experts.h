@@ -122,16 +122,12 @@ struct ExpertsToOutput {
   }
 };
 
-// out = sorted rows of x times their expert's packed weights, + bias, activated. 32 more rows of x may be read.
-template <typename T>
-void project_experts(const T* x, const T* panels, const T* bias, T* out, int64_t num_columns, int64_t depth,
-                     const Gating& gating) {
-  typedef typename PanelProduct<T>::Finish Finish;
+// A product in which each sorted row of x is multiplied with its expert's weights. 32 more rows of x may be read.
+template <typename T, typename Finish>
+void multiply_experts(const T* x, const PanelWeights<T>& weights, int64_t num_columns, int64_t depth, const Finish& finish) {
   const Routing& by = current_routing();
-  const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
-  multiply(ExpertOperands<T>{x, panels, by.blocks.data(), num_columns, depth, depth * int64_t(sizeof(T))},
-           32 * int64_t(by.blocks.size()), num_columns,
-           ExpertsToOutput<Finish>{{bias, nullptr, out, out_columns, gating}, by.expert_of.data(), num_columns}, 32);
+  multiply(ExpertOperands<T>{x, weights.panels, by.blocks.data(), num_columns, depth, depth * int64_t(sizeof(T))},
+           32 * int64_t(by.blocks.size()), num_columns, finish, 32);
 }
 
 // out[row] = the sum over the row's slots of the slot's weight times its expert's result.

@@ -100,19 +100,4 @@ struct PanelProduct<float> {
   typedef ToFloats Finish;
 };
 
-// out = x times packed weights, + bias, activated, + residual.
-void project(const float* x, const float* packed, const float* bias, const float* residual, float* out, int64_t num_rows,
-             int64_t num_columns, int64_t depth, const Gating& gating) {
-  multiply(FloatOperands(x, packed, depth), num_rows, num_columns,
-           ToFloats{bias, residual, out, gating.is_gated ? num_columns / 2 : num_columns, gating});
-}
-
-// As for bf16 in pair_product.h.
-void largest_column(const float* x, const float* packed, const float* bias, const uint32_t* allowed, int64_t* out,
-                    int64_t num_rows, int64_t num_columns, int64_t depth) {
-  find_largest(allowed, out, num_rows, num_columns, AddBias<float>{bias}, [&](const auto& finish) {
-    multiply(FloatOperands(x, packed, depth), num_rows, num_columns, finish);
-  });
-}
-
 }  // namespace

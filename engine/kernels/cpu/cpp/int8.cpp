@@ -17,33 +17,25 @@ struct QuadFormat {
   static constexpr bool has_branches = false;
 
   static ByteRows rows(const Step& s) { return {s.bytes, s.scales}; }
-
   static void norm(const Step& s, const bf16* x, const float* weight, int64_t num_rows, int64_t size, float epsilon) {
     norm_to_bytes(x, weight, rows(s), num_rows, size, epsilon);
   }
-
   static void project_normed(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
-                             int64_t depth, bool is_gated) {
-    project(rows(s), w, nullptr, out, num_rows, num_columns, depth, is_gated);
+                             int64_t depth, const Gating& gating) {
+    project(rows(s), w, nullptr, out, num_rows, num_columns, depth, gating.is_gated);
   }
-
   static void project_rows(const Step& s, const bf16* x, const Weights& w, const bf16* residual, bf16* out,
                            int64_t num_rows, int64_t num_columns, int64_t depth) {
     spread_to_bytes(x, rows(s), num_rows, depth);
     project(rows(s), w, residual, out, num_rows, num_columns, depth, false);
   }
+  static void change_basis(bf16* hidden, int64_t num_rows, int64_t size) {
+    spread_rows(hidden, num_rows, size, size & -size);
+  }
 };
 
-// Decoder layers, see layer.h. hidden: [num_rows, hidden_size]; output_rows: null, or the rows that remain at the end.
-extern "C" void compute_layers_int8(const LayerWeights<QuadFormat>* weights, int64_t num_layers, const int32_t* operations,
-                                    int64_t num_operations, const LayerStep<bf16>* step, bf16* hidden, int8_t* const* keys,
-                                    int8_t* const* values, const int64_t* output_rows, int64_t num_output_rows) {
-  const int64_t size = weights->hidden_size, group = size & -size;
-  spread_rows(hidden, step->num_rows, size, group);
-  compute_layers(weights, num_layers, reinterpret_cast<const Operation*>(operations), num_operations, *step, hidden, keys,
-                 values, output_rows, num_output_rows);
-  spread_rows(hidden, output_rows ? num_output_rows : step->num_rows, size, group);
-}
+EXPORT_ATTENTION(bf16, float, int8_t, int8)
+EXPORT_LAYERS(QuadFormat, int8)
 
 // Spreads and quantises the input rows of the output layer. bytes: [num_rows rounded up to 32, padded depth].
 extern "C" void quantize_int8(const bf16* x, uint8_t* bytes, float* scales, int64_t num_rows, int64_t size) {
@@ -96,27 +88,4 @@ extern "C" void project_int8(const uint8_t* bytes, float* row_scales, const Quad
 extern "C" void largest_column_int8(const uint8_t* bytes, float* row_scales, const QuadWeights* weights,
                                     const uint32_t* allowed, int64_t* out, int64_t num_rows, int64_t num_columns, int64_t depth) {
   largest_column({const_cast<uint8_t*>(bytes), row_scales}, *weights, allowed, out, num_rows, num_columns, depth);
-}
-
-// See native.cpp.
-extern "C" void attend_int8(const bf16* query, int64_t query_stride, bf16* out, const int8_t* keys, const int8_t* values,
-                            int num_q_heads, int num_kv_heads, int dim, int block_size, float scale,
-                            const int64_t* shared, int64_t num_shared, const int64_t* own, int64_t num_own,
-                            const int32_t* prefix_blocks, const int32_t* own_blocks, float* state) {
-  attend(query, query_stride, out, keys, values, num_q_heads, num_kv_heads, dim, block_size, scale, AttentionRule{},
-         shared, num_shared, own, num_own, prefix_blocks, own_blocks, nullptr, state);
-}
-
-extern "C" void rotate_and_store_int8(bf16* qkv, const float* cos, const float* sin, const float* q_norm,
-                                      const float* k_norm, float epsilon, const int64_t* slots, int8_t* keys,
-                                      int8_t* values, int64_t num_rows, int num_q_heads, int num_kv_heads, int dim,
-                                      int block_size) {
-  rotate_and_store(qkv, cos, sin, q_norm, k_norm, epsilon, slots, keys, values, num_rows, num_q_heads, num_kv_heads, dim,
-                   block_size);
-}
-
-// logits: [num_rows, size]; out: a token for each row.
-extern "C" void draw_tokens(const float* logits, const DrawSettings* settings, int64_t* out, int64_t num_rows,
-                            int64_t size) {
-  draw(logits, settings, out, num_rows, size);
 }

@@ -8,18 +8,19 @@
 #include "number.h"
 #include "work_items.h"
 
-// A layer's weights; engine/kernels/cpu/layer_structures.py has the same fields. Absent norms are null; `branches` is
-// null for plain layers.
+// A layer's settings and weights; engine/kernels/cpu/layer_structures.py has the same fields. Absent norms are null;
+// `branches` is null for plain layers.
 template <typename Format>
 struct LayerWeights {
-  const typename Format::Norm *attention_norm, *q_norm, *k_norm, *mlp_norm;
-  typename Format::Weights qkv, output, gate_up, down;
+  AttentionShape shape;
+  Scoring scoring;
   int64_t hidden_size, intermediate_size;
-  int32_t num_q_heads, num_kv_heads, dim, block_size, window;
-  float epsilon, scale;
+  float epsilon;
   int32_t rotation;  // index of the step's rotation
   int32_t table;     // index of the step with this layer's block table
   const Branches<typename Format::Row>* branches;
+  const typename Format::Norm *attention_norm, *q_norm, *k_norm, *mlp_norm;
+  typename Format::Weights qkv, output, gate_up, down;
 };
 
 // The arguments that all layers of a step share; engine/kernels/cpu/layer_structures.py has the same fields. The fields
@@ -28,11 +29,8 @@ struct LayerWeights {
 // `branch` [rows, hidden_size]; experts only: [(slots + 1) rows, hidden_size] and [(slots + 1) rows, intermediate_size].
 template <typename Row>
 struct LayerStep {
+  AttentionWork work;
   const float *cos, *sin;  // of each rotation [num_rows, dim]
-  const int64_t *slots, *shared, *own;
-  const int32_t *prefix_blocks, *own_blocks, *own_seen;
-  float* state;
-  int64_t num_rows, num_shared, num_own;
   Row *normed, *qkv, *attended, *gated;
   uint8_t* bytes;
   float* scales;
@@ -66,20 +64,20 @@ template <typename Format>
 void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerStep<typename Format::Row>& s,
                 LayerRows<typename Format::Row>& rows, typename Format::Row* hidden, const int64_t* output_rows,
                 int64_t num_output_rows) {
-  const int64_t q_size = int64_t(w.num_q_heads) * w.dim, kv_size = int64_t(w.num_kv_heads) * w.dim;
+  const int64_t num_rows = s.work.num_rows, q_size = w.shape.q_size(), kv_size = w.shape.kv_size();
   const auto& b = *w.branches;
   switch (operation) {
     case Operation::attention_input:
-      norm_rows(hidden, w.attention_norm, b.attention_norm_bias, s.normed, s.num_rows, w.hidden_size, w.epsilon, b);
+      norm_rows(hidden, w.attention_norm, b.attention_norm_bias, s.normed, num_rows, w.hidden_size, w.epsilon, b);
       break;
     case Operation::norm_heads:
-      norm_heads(s.qkv, b.apart_q_norm, s.num_rows, q_size + 2 * kv_size, q_size, b.has_wide_norms ? q_size : w.dim,
+      norm_heads(s.qkv, b.apart_q_norm, num_rows, w.shape.qkv_size(), q_size, b.has_wide_norms ? q_size : w.shape.dim,
                  w.epsilon, b.norm_offset);
-      norm_heads(s.qkv + q_size, b.apart_k_norm, s.num_rows, q_size + 2 * kv_size, kv_size,
-                 b.has_wide_norms ? kv_size : w.dim, w.epsilon, b.norm_offset);
+      norm_heads(s.qkv + q_size, b.apart_k_norm, num_rows, w.shape.qkv_size(), kv_size,
+                 b.has_wide_norms ? kv_size : w.shape.dim, w.epsilon, b.norm_offset);
       break;
     case Operation::select_normed_rows:
-      rows = {s.attended, hidden, s.num_rows};
+      rows = {s.attended, hidden, num_rows};
       if (output_rows) {
         copy_rows(s.attended, output_rows, s.qkv, num_output_rows, q_size);
         copy_rows(s.normed, output_rows, s.branch, num_output_rows, w.hidden_size);
@@ -99,19 +97,19 @@ void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerS
       norm_rows(hidden, w.mlp_norm, b.mlp_norm_bias, s.normed, rows.num_rows, w.hidden_size, w.epsilon, b);
       break;
     case Operation::activate:
-      Format::project_activated(s, w.gate_up, s.gated, rows.num_rows, (1 + b.is_gated) * w.intermediate_size, w.hidden_size,
-                                b.gating());
+      Format::project_normed(s, w.gate_up, s.gated, rows.num_rows, (1 + b.is_gated) * w.intermediate_size, w.hidden_size,
+                             b.gating());
       break;
     case Operation::down_branch:
       Format::project_rows(s, s.gated, w.down, nullptr, s.branch, rows.num_rows, w.hidden_size, w.intermediate_size);
       break;
     case Operation::route:
-      Format::route(s, b, rows.num_rows, w.hidden_size);
+      route_rows(s.normed, b, s.expert_rows, rows.num_rows, w.hidden_size);
       break;
     case Operation::experts:
-      Format::project_experts(s.expert_rows, w.gate_up, s.expert_gated, (1 + b.is_gated) * w.intermediate_size,
-                              w.hidden_size, b.gating());
-      Format::project_experts(s.expert_gated, w.down, s.expert_rows, w.hidden_size, w.intermediate_size, Gating{});
+      project_experts(s.expert_rows, w.gate_up, s.expert_gated, (1 + b.is_gated) * w.intermediate_size, w.hidden_size,
+                      b.gating());
+      project_experts(s.expert_gated, w.down, s.expert_rows, w.hidden_size, w.intermediate_size, Gating{});
       combine_experts(s.expert_rows, s.branch, rows.num_rows, w.hidden_size, b.num_slots());
       break;
     case Operation::add_mlp:
@@ -125,32 +123,28 @@ void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerS
 
 // Runs an operation. hidden: [num_rows, hidden_size], in and out; with output_rows, only those remain, as the first rows.
 // Format: the types of rows, weights, norms and KV. `project_normed` reads the rows that `norm` has written, `project_rows`
-// reads any rows.
+// reads any rows; `change_basis` converts hidden states to the basis in which the layers compute, and back.
 template <typename Format>
 void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typename Format::Row>& s,
          LayerRows<typename Format::Row>& rows, typename Format::Row* hidden, typename Format::KV* keys,
          typename Format::KV* values, const int64_t* output_rows, int64_t num_output_rows) {
-  const int64_t q_size = int64_t(w.num_q_heads) * w.dim, qkv_size = q_size + int64_t(2) * w.num_kv_heads * w.dim;
+  const int64_t num_rows = s.work.num_rows, q_size = w.shape.q_size(), qkv_size = w.shape.qkv_size();
   switch (operation) {
     case Operation::attention_norm:
-      Format::norm(s, hidden, w.attention_norm, s.num_rows, w.hidden_size, w.epsilon);
+      Format::norm(s, hidden, w.attention_norm, num_rows, w.hidden_size, w.epsilon);
       break;
     case Operation::qkv:
-      Format::project_normed(s, w.qkv, s.qkv, s.num_rows, qkv_size, w.hidden_size, false);
+      Format::project_normed(s, w.qkv, s.qkv, num_rows, qkv_size, w.hidden_size, Gating{});
       break;
     case Operation::rotate_and_write_kv:
-      rotate_and_store(s.qkv, s.cos + w.rotation * s.num_rows * w.dim, s.sin + w.rotation * s.num_rows * w.dim, w.q_norm,
-                       w.k_norm, w.epsilon, s.slots, keys, values, s.num_rows, w.num_q_heads, w.num_kv_heads, w.dim,
-                       w.block_size);
+      rotate_and_store(s.qkv, s.cos + w.rotation * num_rows * w.shape.dim, s.sin + w.rotation * num_rows * w.shape.dim,
+                       w.q_norm, w.k_norm, w.epsilon, keys, values, w.shape, s.work);
       break;
     case Operation::attend:
-      attend(s.qkv, qkv_size, s.attended, keys, values, w.num_q_heads, w.num_kv_heads, w.dim, w.block_size, w.scale,
-             w.branches ? AttentionRule{w.branches->softcap, w.window, w.branches->sinks}
-                        : AttentionRule{0, w.window, nullptr},
-             s.shared, s.num_shared, s.own, s.num_own, s.prefix_blocks, s.own_blocks, s.own_seen, s.state);
+      attend(s.qkv, qkv_size, s.attended, keys, values, w.shape, w.scoring, s.work);
       break;
     case Operation::select_rows:
-      rows = {s.attended, hidden, s.num_rows};
+      rows = {s.attended, hidden, num_rows};
       if (output_rows) {  // qkv and normed are not needed any more
         copy_rows(s.attended, output_rows, s.qkv, num_output_rows, q_size);
         copy_rows(hidden, output_rows, s.normed, num_output_rows, w.hidden_size);
@@ -164,7 +158,8 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typ
       Format::norm(s, hidden, w.mlp_norm, rows.num_rows, w.hidden_size, w.epsilon);
       break;
     case Operation::gate_up:
-      Format::project_normed(s, w.gate_up, s.gated, rows.num_rows, 2 * w.intermediate_size, w.hidden_size, true);
+      Format::project_normed(s, w.gate_up, s.gated, rows.num_rows, 2 * w.intermediate_size, w.hidden_size,
+                             swiglu_if(true));
       break;
     case Operation::down:
       Format::project_rows(s, s.gated, w.down, hidden, hidden, rows.num_rows, w.hidden_size, w.intermediate_size);
@@ -174,19 +169,43 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typ
   }
 }
 
-// step: the first of an array with one step per block table. keys, values: one address per layer. output_rows: null, or the
-// rows that remain after the last layer.
+// Decoder layers. step: one for each block table. hidden: [num_rows, hidden_size]. keys, values: one address per layer.
+// output_rows: null, or the rows that remain after the last layer.
 template <typename Format>
 void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, const Operation* operations,
-                    int64_t num_operations, const LayerStep<typename Format::Row>& step, typename Format::Row* hidden,
+                    int64_t num_operations, const LayerStep<typename Format::Row>* step, typename Format::Row* hidden,
                     typename Format::KV* const* keys, typename Format::KV* const* values, const int64_t* output_rows,
                     int64_t num_output_rows) {
+  Format::change_basis(hidden, step->work.num_rows, weights->hidden_size);
   for (int64_t i = 0; i < num_layers; i++) {
     LayerRows<typename Format::Row> rows{};
     for (int64_t j = 0; j < num_operations; j++)
-      run(operations[j], weights[i], (&step)[weights[i].table], rows, hidden, keys[i], values[i],
+      run(operations[j], weights[i], step[weights[i].table], rows, hidden, keys[i], values[i],
           i == num_layers - 1 ? output_rows : nullptr, num_output_rows);
   }
+  Format::change_basis(hidden, output_rows ? num_output_rows : step->work.num_rows, weights->hidden_size);
 }
 
 }  // namespace
+
+// The functions that Python calls, for a format and for its attention.
+#define EXPORT_LAYERS(Format, suffix)                                                                                       \
+  extern "C" void compute_layers_##suffix(const LayerWeights<Format>* weights, int64_t num_layers,                          \
+                                          const Operation* operations, int64_t num_operations,                              \
+                                          const LayerStep<Format::Row>* step, Format::Row* hidden, Format::KV* const* keys, \
+                                          Format::KV* const* values, const int64_t* output_rows,                            \
+                                          int64_t num_output_rows) {                                                        \
+    compute_layers(weights, num_layers, operations, num_operations, step, hidden, keys, values, output_rows,                \
+                   num_output_rows);                                                                                        \
+  }
+
+#define EXPORT_ATTENTION(Row, Norm, KV, suffix)                                                                             \
+  extern "C" void attend_##suffix(const Row* query, int64_t query_stride, Row* out, const KV* keys, const KV* values,       \
+                                  const AttentionShape* shape, const Scoring* scoring, const AttentionWork* work) {         \
+    attend(query, query_stride, out, keys, values, *shape, *scoring, *work);                                                \
+  }                                                                                                                         \
+  extern "C" void rotate_and_store_##suffix(Row* qkv, const float* cos, const float* sin, const Norm* q_norm,               \
+                                            const Norm* k_norm, float epsilon, KV* keys, KV* values,                        \
+                                            const AttentionShape* shape, const AttentionWork* work) {                       \
+    rotate_and_store(qkv, cos, sin, q_norm, k_norm, epsilon, keys, values, *shape, *work);                                  \
+  }

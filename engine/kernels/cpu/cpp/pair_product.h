@@ -117,22 +117,5 @@ struct PanelProduct<bf16> {
   typedef ToOutput Finish;
 };
 
-// out = x times packed weights, + bias, activated, + residual.
-void project(const bf16* x, const bf16* packed, const bf16* bias, const bf16* residual, bf16* out, int64_t num_rows,
-             int64_t num_columns, int64_t depth, const Gating& gating) {
-  const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
-  const PairOperands operands(x, packed, depth);
-  with_finish({bias, residual, out, out_columns, gating},
-              [&](const auto& finish) { multiply(operands, num_rows, num_columns, finish); });
-}
-
-// out[row] = the arg max of x times packed weights, + bias, over the allowed columns; the lowest column on ties.
-void largest_column(const bf16* x, const bf16* packed, const bf16* bias, const uint32_t* allowed, int64_t* out,
-                    int64_t num_rows, int64_t num_columns, int64_t depth) {
-  find_largest(allowed, out, num_rows, num_columns, AddBias<bf16>{bias}, [&](const auto& finish) {
-    multiply(PairOperands(x, packed, depth), num_rows, num_columns, finish);
-  });
-}
-
 }  // namespace
 #endif

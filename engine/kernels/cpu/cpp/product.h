@@ -1,4 +1,4 @@
-// Linear layers of every format: the order in which blocks of rows are multiplied with panels of weights, and the arg max.
+// Products of every format: the order in which blocks of rows are multiplied with panels of weights, and the arg max.
 #pragma once
 
 #include <omp.h>
@@ -200,6 +200,12 @@ void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, 
 // For an element type: the Operands of `multiply`, and the Finish that stores rows of sums.
 template <typename T>
 struct PanelProduct;
+
+// The weights of a linear layer in bf16 or float32, in the layout that the Operands describe. bias: [columns], or null.
+template <typename T>
+struct PanelWeights {
+  const T *panels, *bias;
+};
 
 // Up to 32 rows of `operands`.
 template <typename Operands>

@@ -1,5 +1,5 @@
-// Work items of a step's attention, int64 [items, SHARED_COLUMNS] and [items, OWN_COLUMNS], made by
-// engine/kernels/cpu/native_work.py. A thread computes an item for one KV head at a time.
+// What attention takes: its shape, the rule of a layer, and a step's work in items, of which a thread computes one for one
+// KV head at a time. engine/kernels/cpu/native_work.py has the same fields, and describes the arrays.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,28 @@
 
 namespace {
 
-// The settings of a layer's attention besides the scale; 0 or null if absent.
-struct AttentionRule {
-  float softcap;       // c: scores become c tanh(score / c)
-  int window;          // tokens that a row sees, its own included
-  const float* sinks;  // [num_q_heads], one more score per head in the softmax, which has no value
+struct AttentionShape {
+  int32_t num_q_heads, num_kv_heads, dim, block_size;
+
+  int group() const { return num_q_heads / num_kv_heads; }
+  int64_t q_size() const { return int64_t(num_q_heads) * dim; }
+  int64_t kv_size() const { return int64_t(num_kv_heads) * dim; }
+  int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
+};
+
+// How a layer turns scores into weights; 0 or null if absent.
+struct Scoring {
+  float scale, softcap;  // c: scores become c tanh(score / c)
+  int32_t window;        // tokens that a row sees, its own included
+  const float* sinks;    // [num_q_heads], one more score per head in the softmax, which has no value
+};
+
+// shared, own: [num_shared, SHARED_COLUMNS] and [num_own, OWN_COLUMNS].
+struct AttentionWork {
+  const int64_t *slots, *shared, *own;
+  const int32_t *prefix_blocks, *own_blocks, *own_seen;
+  float* state;
+  int64_t num_rows, num_shared, num_own;
 };
 
 enum { SHARED_ROW, SHARED_COUNT, SHARED_TABLE, SHARED_LENGTH, SHARED_COLUMNS };

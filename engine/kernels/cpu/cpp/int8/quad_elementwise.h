@@ -171,19 +171,20 @@ inline void store_every_fourth(const int8_t* x, int8_t* to, int dim) {
 
 // As in elementwise.h, for rows in bf16 and KV in bytes.
 inline void rotate_and_store(bf16* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
-                             float epsilon, const int64_t* slots, int8_t* keys, int8_t* values, int64_t num_rows,
-                             int num_q_heads, int num_kv_heads, int dim, int block_size) {
-  const int64_t stride = int64_t(num_q_heads + 2 * num_kv_heads) * dim;
+                             float epsilon, int8_t* keys, int8_t* values, const AttentionShape& shape,
+                             const AttentionWork& work) {
+  const int num_q_heads = shape.num_q_heads, num_kv_heads = shape.num_kv_heads, dim = shape.dim, block_size = shape.block_size;
+  const int64_t* const slots = work.slots;
   const int half = dim / 2;
 #pragma omp parallel for
-  for (int64_t row = 0; row < num_rows; row++) {
+  for (int64_t row = 0; row < work.num_rows; row++) {
     alignas(64) float x[MAX_DIM], rotated[MAX_DIM];
     int8_t bytes[MAX_DIM];
     const float *row_cos = cos + row * dim, *row_sin = sin + row * dim;
     const int64_t block = slots[row] / block_size;
     const int offset = int(slots[row] % block_size), token = offset % SUB;
     for (int h = 0; h < num_q_heads + 2 * num_kv_heads; h++) {
-      bf16* head = qkv + row * stride + h * dim;
+      bf16* head = qkv + row * shape.qkv_size() + h * dim;
       const int kv_head = h < num_q_heads + num_kv_heads ? h - num_q_heads : h - num_q_heads - num_kv_heads;
       const int64_t at = ((block * num_kv_heads + kv_head) * block_size + offset / SUB * SUB) * (dim + int64_t(sizeof(bf16)));
       for (int d = 0; d < dim; d += 16) store_lanes(x + d, load_lanes(head + d));

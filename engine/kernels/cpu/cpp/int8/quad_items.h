@@ -33,13 +33,18 @@ inline void pack_queries(QuadWorkspace& w, const bf16* query, int64_t stride, in
   std::memset(w.out, 0, size_t(count * a.group) * a.dim * sizeof(float));
 }
 
+// The block tables of an own item.
+inline QuadTables tables_of(const int64_t* item, const AttentionWork& work) {
+  return {work.prefix_blocks + item[OWN_PREFIX_TABLE], work.own_blocks + item[OWN_TABLE], item[OWN_PREFIX_LENGTH]};
+}
+
 // Finds the own item of each row.
 struct OwnItems {
   const int64_t* own;
   std::vector<int32_t> item_of_row;
 
-  OwnItems(const int64_t* own, int64_t num_own) : own(own) {
-    for (int64_t i = 0; i < num_own; i++) {
+  explicit OwnItems(const AttentionWork& work) : own(work.own) {
+    for (int64_t i = 0; work.num_shared && i < work.num_own; i++) {
       const int64_t* item = own + i * OWN_COLUMNS;
       const size_t end = size_t(item[OWN_ROW] + item[OWN_COUNT]);
       if (item_of_row.size() < end) item_of_row.resize(end);
@@ -55,14 +60,13 @@ struct OwnItems {
   }
 
   // Lists the members of a shared item; returns their number.
-  int find_members(Member* members, const int64_t* item, const int32_t* prefix_blocks, const int32_t* own_blocks,
-                   int group) const {
+  int find_members(Member* members, const int64_t* item, const AttentionWork& work, int group) const {
     int num_members = 0;
     for (int64_t row = item[SHARED_ROW], end = row + item[SHARED_COUNT]; row < end;) {
       const int64_t* found = own_of(row);
       const int64_t count = std::min(end, found[OWN_ROW] + found[OWN_COUNT]) - row;
       Member& m = members[num_members++];
-      m.tables = {prefix_blocks + found[OWN_PREFIX_TABLE], own_blocks + found[OWN_TABLE], found[OWN_PREFIX_LENGTH]};
+      m.tables = tables_of(found, work);
       m.first_row = int(row - item[SHARED_ROW]) * group, m.num_rows = int(count) * group;
       m.visible = found[OWN_PREFIX_LENGTH] + found[OWN_VISIBLE] + row - found[OWN_ROW], m.is_causal = true;
       row += count;
@@ -74,13 +78,11 @@ struct OwnItems {
 // As in attention.h, but without caps, windows and sinks. A shared item covers whole chunks of the prefix, and for each of
 // its rows also the next chunk, in which own tokens begin.
 inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int8_t* keys, const int8_t* values,
-                   int num_q_heads, int num_kv_heads, int dim, int block_size, float scale, const AttentionRule&,
-                   const int64_t* shared, int64_t num_shared, const int64_t* own, int64_t num_own,
-                   const int32_t* prefix_blocks, const int32_t* own_blocks, const int32_t*, float* state) {
-  const int group = num_q_heads / num_kv_heads;
-  const RowStates states{state, num_q_heads, group, dim};
-  const QuadAttend part{num_kv_heads, group, dim, block_size, scale * LOG2E, dim % 64 == 0 && tiles_granted()};
-  const OwnItems items(own, num_shared ? num_own : 0);
+                   const AttentionShape& shape, const Scoring& rule, const AttentionWork& work) {
+  const int num_q_heads = shape.num_q_heads, num_kv_heads = shape.num_kv_heads, dim = shape.dim, group = shape.group();
+  const RowStates states{work.state, num_q_heads, group, dim};
+  const QuadAttend part{num_kv_heads, group, dim, shape.block_size, rule.scale * LOG2E, dim % 64 == 0 && tiles_granted()};
+  const OwnItems items(work);
   const auto write_row = [=](const QuadWorkspace& w, int r, int64_t row, int head) {
     bf16* to = out + (row * num_q_heads + head * group + r % group) * dim;
     const float share = 1.0f / w.sum[r];
@@ -93,12 +95,12 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
     if (part.use_tiles) load_tile_config();
 #endif
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_shared * num_kv_heads; i++) {
-      const int64_t* item = shared + i / num_kv_heads * SHARED_COLUMNS;
+    for (int64_t i = 0; i < work.num_shared * num_kv_heads; i++) {
+      const int64_t* item = work.shared + i / num_kv_heads * SHARED_COLUMNS;
       const int head = int(i % num_kv_heads), count = int(item[SHARED_COUNT]);
       const int64_t first = item[SHARED_LENGTH], end = first + CHUNK;
       Member members[ROWS];
-      const int num_members = items.find_members(members, item, prefix_blocks, own_blocks, group);
+      const int num_members = items.find_members(members, item, work, group);
       pack_queries(w, query, query_stride, item[SHARED_ROW], count, head, part);
       Member all{members->tables, 0, count * group, first, false, {}, 0, 0};
       part.run(w, all, keys, values, head, 0, true);
@@ -113,12 +115,10 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
       }
     }
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_own * num_kv_heads; i++) {
-      const int64_t* item = own + i / num_kv_heads * OWN_COLUMNS;
+    for (int64_t i = 0; i < work.num_own * num_kv_heads; i++) {
+      const int64_t* item = work.own + i / num_kv_heads * OWN_COLUMNS;
       const int head = int(i % num_kv_heads), count = int(item[OWN_COUNT]), rows = count * group;
-      const QuadTables tables{prefix_blocks + item[OWN_PREFIX_TABLE], own_blocks + item[OWN_TABLE],
-                              item[OWN_PREFIX_LENGTH]};
-      Member all{tables, 0, rows, item[OWN_PREFIX_LENGTH] + item[OWN_VISIBLE], true, {}, 0, 0};
+      Member all{tables_of(item, work), 0, rows, item[OWN_PREFIX_LENGTH] + item[OWN_VISIBLE], true, {}, 0, 0};
       if (OwnItems::ends_by(item, item[OWN_NUM_SHARED])) continue;  // a shared item has done it
       pack_queries(w, query, query_stride, item[OWN_ROW], count, head, part);
       for (int r = 0; item[OWN_NUM_SHARED] && r < rows; r++) states.take(w, r, item[OWN_ROW], head);

@@ -70,35 +70,25 @@ void multiply(const Element* x, const QuantizedWeights& weights, const std::vect
   }
 }
 
-inline void project(const Element* x, const QuantizedWeights& weights, const Element* residual, Element* out, int64_t num_rows,
-                    int64_t num_columns, int64_t depth, const Gating& gating) {
-  const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
-  with_finish({weights.bias, residual, out, out_columns, gating},
-              [&](const auto& finish) { multiply(x, weights, {{0, num_rows, 0}}, num_columns, depth, finish); });
+template <typename Finish>
+void multiply_all(const Element* x, const QuantizedWeights& weights, int64_t num_rows, int64_t num_columns, int64_t depth,
+                  const Finish& finish) {
+  multiply(x, weights, {{0, num_rows, 0}}, num_columns, depth, finish);
 }
 
 // As in experts.h.
-inline void project_experts(const Element* x, const QuantizedWeights& weights, Element* out, int64_t num_columns, int64_t depth,
-                            const Gating& gating) {
-  const Routing& by = current_routing();
-  const int64_t out_columns = gating.is_gated ? num_columns / 2 : num_columns;
+template <typename Finish>
+void multiply_experts(const Element* x, const QuantizedWeights& weights, int64_t num_columns, int64_t depth,
+                      const Finish& finish) {
   std::vector<RowRange> ranges;
-  for (const ExpertBlock& block : by.blocks) {
+  for (const ExpertBlock& block : current_routing().blocks) {
     const int64_t first_panel = block.expert * (num_columns / PANEL), end = block.first_row + block.count;
     if (!ranges.empty() && ranges.back().first_panel == first_panel)
       ranges.back().end = end;
     else
       ranges.push_back({block.first_row, end, first_panel});
   }
-  multiply(x, weights, ranges, num_columns, depth,
-           ExpertsToOutput<PanelProduct<Element>::Finish>{{weights.bias, nullptr, out, out_columns, gating}, by.expert_of.data(), num_columns});
-}
-
-inline void largest_column(const Element* x, const QuantizedWeights& weights, const uint32_t* allowed, int64_t* out,
-                           int64_t num_rows, int64_t num_columns, int64_t depth) {
-  find_largest(allowed, out, num_rows, num_columns, AddBias<Element>{weights.bias}, [&](const auto& finish) {
-    multiply(x, weights, {{0, num_rows, 0}}, num_columns, depth, finish);
-  });
+  multiply(x, weights, ranges, num_columns, depth, finish);
 }
 
 }  // namespace
