@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: help demo test quick browser lint format clean bench bench-peers
+.PHONY: help demo test quick browser lint sanitize format clean bench bench-peers
 
 help:
 	@echo "make demo     install, build $(DEMO_DATABASE) from Python's own reference, answer it with a small model"
@@ -30,6 +30,7 @@ help:
 	@echo "make quick    checks for everyday work, under two minutes: style, types, the fastest tests"
 	@echo "make lint     style, types, layers"
 	@echo "make format   format the code as lint requires"
+	@echo "make sanitize test the C++ kernels with gcc's sanitizers, a few minutes"
 	@echo "make bench    compare with other engines on small batches; install those first with make bench-peers"
 	@echo "make clean    remove $(DEMO_DATABASE), its runs and caches (.venv stays)"
 
@@ -64,6 +65,13 @@ lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
+
+# The tests of the C++ kernels, which are compiled with gcc's sanitizers: memory errors and undefined behaviour.
+sanitize: export LD_PRELOAD = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libubsan.so)
+sanitize: export CXXFLAGS += -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
+sanitize: export ASAN_OPTIONS := detect_leaks=0
+sanitize: $(VENV)/.installed-dev
+	$(RUN) -m pytest -q -n auto --ignore tests/engine/kernels/interpreted tests/engine/kernels
 
 format: $(VENV)/.installed-dev
 	$(RUN) -m ruff format .
