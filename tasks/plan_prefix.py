@@ -15,15 +15,9 @@ import pyarrow as pa
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from engine.planning.cheapest_first import rank_cheapest_first
 from engine.planning.plan import Plan, SharingStats, common_lens_of, whole_blocks
-from engine.planning.plan_partitions import (
-    PartitionTokens,
-    dispatch_order,
-    group_costs,
-    place_groups,
-    rank_cheapest_first,
-    split_groups,
-)
+from engine.planning.plan_partitions import PartitionTokens, dispatch_order, group_costs, place_groups, split_groups
 from engine.planning.planner import RANGE_TOKENS, PlanMethod, plan_ranges
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
@@ -34,8 +28,8 @@ from tasks.storage.schemas import PLAN_SCHEMA
 
 CODE = (
     __name__,
-    *(f"engine.planning.{name}" for name in ("choose_by_paper", "choose_exactly", "plan", "plan_partitions")),
-    *(f"engine.planning.{name}" for name in ("planner", "prefix_tree", "range_cuts")),
+    *(f"engine.planning.{name}" for name in ("cheapest_first", "choose_by_paper", "choose_exactly", "plan")),
+    *(f"engine.planning.{name}" for name in ("plan_partitions", "planner", "prefix_tree", "range_cuts")),
     *(f"tasks.storage.{name}" for name in ("batches", "external_sort", "plan_file", "prompt_buckets", "prompt_order")),
     "tasks.storage.schemas",
 )

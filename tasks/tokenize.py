@@ -14,15 +14,8 @@ from prefect.cache_policies import NO_CACHE
 
 from engine.errors import ModelError, WorkloadError
 from engine.model.loading.checkpoint import read_json
-from tasks.prompts.prompt import (
-    ROW_LAYOUT,
-    SUFFIX,
-    Encode,
-    PromptEncoder,
-    RequestForm,
-    encode_by_layout,
-    workload_format,
-)
+from tasks.prompts.prompt import SUFFIX, Encode, PromptEncoder, RequestForm, workload_format
+from tasks.prompts.row_orders import ROW_LAYOUT, encode_by_layout
 from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.text_limit import limit_prompts
 from tasks.runs.source import Source
@@ -33,7 +26,7 @@ from tasks.workloads.workload import Workload
 
 CODE = (
     __name__,
-    *("tasks.prompts.prompt", "tasks.prompts.prompt_pieces", "tasks.prompts.text_codec"),
+    *("tasks.prompts.prompt", "tasks.prompts.prompt_pieces", "tasks.prompts.row_orders", "tasks.prompts.text_codec"),
     *("tasks.prompts.text_cuts", "tasks.prompts.word_patterns", "tasks.storage.schemas"),
 )
 """Modules whose code decides the token ids: a change of one makes the cached tokens stale."""

@@ -3,8 +3,8 @@
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -193,28 +193,3 @@ def encode_texts(codec: TextCodec, texts: Sequence[str], add_special_tokens: boo
     """See `TextCodec.encode`; the token ids are arrays."""
     encoded = codec.encode(texts, add_special_tokens=add_special_tokens)
     return [np.frombuffer(struct.pack(f"{len(token_ids)}i", *token_ids), dtype=np.int32) for token_ids in encoded]
-
-
-ROW_LAYOUT = "row_layout"
-"""Column of requests with the order of a row's parts; empty for the order of the workload's template."""
-
-
-def encode_by_layout(workload: Workload, codec: TextCodec) -> Encode:
-    """As `PromptEncoder.encode`, with each row's value for `ROW_LAYOUT` as its order. For one table, in one thread."""
-    assert workload.row_layouts is not None, "rows have orders of their own"
-    templates = {"": workload.prompt.template, **workload.row_layouts.templates}
-
-    @cache
-    def find_encoder(order: str) -> PromptEncoder:
-        prompt = replace(workload.prompt, template=templates[order])
-        return PromptEncoder(workload_format(prompt, workload.kind.thinking, codec), codec)
-
-    def encode(rows: Sequence[Mapping[str, str]]) -> list[Tokens]:
-        prompts: dict[int, Tokens] = {}
-        for order in dict.fromkeys(row[ROW_LAYOUT] for row in rows):
-            numbers = [number for number, row in enumerate(rows) if row[ROW_LAYOUT] == order]
-            encoded = find_encoder(order).encode([rows[number] for number in numbers])
-            prompts.update(zip(numbers, encoded, strict=True))
-        return [prompts[number] for number in range(len(rows))]
-
-    return encode

@@ -1,0 +1,18 @@
+"""Nights with a deadline answer the rows that cost least first, so that most rows are answered before it."""
+
+import numpy as np
+
+from engine.planning.prefix_tree import IndexArray
+
+
+def rank_cheapest_first(group_costs: IndexArray, group_priorities: IndexArray, num_rows: IndexArray) -> IndexArray:
+    """Priorities for `place_groups` that put groups with the least cost per row first among those of one priority:
+    int64 ``[num_groups]``, from 0; a higher number comes first. Costs per row within a fifth of each other count as
+    equal, so that groups stay next to groups that they share with.
+
+    Args:
+        group_costs, group_priorities, num_rows: int64 ``[num_groups]``.
+    """
+    classes = np.floor(4 * np.log2(np.maximum(group_costs, 1) / num_rows)).astype(np.int64)
+    pairs = np.stack([group_priorities, -classes], axis=1)
+    return np.asarray(np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1), dtype=np.int64)
