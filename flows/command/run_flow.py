@@ -50,7 +50,7 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
         return fail(f"{name}: stopped{rest}", EXIT_TERMINATED if isinstance(error, SystemExit) else EXIT_INTERRUPTED)
     finally:
         if can_interrupt:  # the process only exits now: no traceback
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
     if is_explain:
         from flows.explain_page import print_forecasts
 

@@ -49,6 +49,7 @@ def _read_schema(name: str, info: ValidationInfo) -> str:
     path = Path(str(info.context)) / name
     try:
         schema = json.loads(path.read_text(encoding="utf-8-sig"))
+        text = json.dumps(schema, ensure_ascii=False)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"names {name!r}, and {path} cannot be read: {error}") from error
     except json.JSONDecodeError as error:
@@ -56,7 +57,6 @@ def _read_schema(name: str, info: ValidationInfo) -> str:
     except RecursionError as error:
         raise ValueError(f"names {name!r}, which is nested too deeply") from error
     refuse_if(not isinstance(schema, dict), f"names {name!r}, which is not a JSON object")
-    text = json.dumps(schema, ensure_ascii=False)
     try:
         GrammarSource("schema", text).check()
     except ValueError as error:

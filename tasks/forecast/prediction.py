@@ -88,13 +88,20 @@ def predict(
 def find_fitting(
     order: Sequence[int], seconds: Sequence[float], num_engines: int, seconds_left: float
 ) -> dict[int, float]:
-    """The share that is done of each partition that begins before the deadline. See `hand_out`."""
+    """The share that is done of each partition that begins before the deadline; a free engine takes the next partition.
+
+    Args:
+        order, seconds: in which partitions are taken, and how long each takes.
+    """
+    ends = [0.0] * num_engines
     shares = {}
-    for partition, end in hand_out(order, seconds, num_engines).items():
-        if end <= seconds_left:
+    for partition in order:
+        engine = ends.index(min(ends))
+        begin, ends[engine] = ends[engine], ends[engine] + seconds[partition]
+        if ends[engine] <= seconds_left:
             shares[partition] = 1.0
-        elif (left := seconds_left - (end - seconds[partition])) > 0:
-            shares[partition] = left / seconds[partition]
+        elif begin < seconds_left:
+            shares[partition] = (seconds_left - begin) / seconds[partition]
     return shares
 
 

@@ -99,6 +99,7 @@ def work(order: dict[str, Any]) -> int:
     if "poison" in order:
         os.environ["BATCHLOOM_TEST_POISON"] = str(order["poison"])
         sys.path.insert(0, str(Path(__file__).with_name("poison")))
+        sys.modules.pop("sitecustomize", None)  # some Pythons bring one
         import_module("sitecustomize")
     if "file_bytes" in order:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

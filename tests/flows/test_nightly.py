@@ -276,8 +276,10 @@ def test_a_checkpoint_that_cannot_be_loaded_leaves_no_trace(nights: Any, tmp_pat
     nights.model = broken
     refused(nights, ModelError, "broken")
     (broken / "model.safetensors").write_bytes(weights)
+    tokenizer = (broken / "tokenizer.json").read_bytes()
     (broken / "tokenizer.json").write_text("{}")
     refused(nights, ModelError, r"tokenizer cannot be read from tokenizer\.json, .*: KeyError: 'added_tokens'")
+    (broken / "tokenizer.json").write_bytes(tokenizer)
     (broken / "config.json").write_text("{}")
     refused(nights, ModelError, "max_position_embeddings")
 

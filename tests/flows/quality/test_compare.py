@@ -12,6 +12,7 @@ from flows.quality.compare import compare
 from flows.quality.comparison_page import render_comparison
 from tasks.comparison.difference import Difference, PromptDiff
 from tasks.comparison.paired_rows import PairedRow
+from tasks.sample import AnsweredRow
 from tests.flows.conftest import ENGINE
 from tests.tiny_encoders import save_encoder
 
@@ -194,9 +195,8 @@ def _write_extraction(folder: Path) -> Path:
 
 
 def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
-    row = PairedRow(
-        key={"id": "1"}, answers=({"label": "a"}, {"label": "a"}), errors=(None, None), num_output_tokens=(1, 1)
-    )
+    answered = AnsweredRow(key={"id": "1"}, answer={"label": "a"}, error=None, num_prompt_tokens=9, num_output_tokens=1)
+    row = PairedRow(answered, answered)
     difference = Difference(
         column_name="score", metric="brier_score", first_value=0.2, second_value=0.1998,
         difference=-0.0002, low=-0.0004, high=-0.0001, num_rows=1,

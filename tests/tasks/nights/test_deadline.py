@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
@@ -89,6 +89,7 @@ def test_a_deadline_is_a_stop_request(tmp_path: object) -> None:
 @given(
     st.lists(st.floats(0.1, 10), min_size=1, max_size=12), st.integers(1, 3), st.floats(0, 40, allow_subnormal=False)
 )
+@example([0.4473529207740995, 4.0], 1, 0.4473529207740995)
 def test_what_fits_is_what_engines_end_in_time(seconds: list[float], num_engines: int, left: float) -> None:
     """Against a night over a fake clock: each engine takes the next partition when it is free."""
     clocks, in_time, begun = [0.0] * num_engines, [], []
