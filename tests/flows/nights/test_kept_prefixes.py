@@ -71,7 +71,7 @@ def test_documents_come_back(
     assert "% for all rows anew" in page
     computed = (
         "select sum(num_prefix_tokens + num_suffix_tokens) from steps"
-        " where run_id = (select max(run_id) from runs where workload = 'summary')"
+        " where run_id = (select arg_max(run_id, started_at) from runs where workload = 'summary')"
     )
     answers = "select doc_id, query_id, answer from latest_summary order by all"
     with_kept, answers_with = nights.sql(computed)[0][0], nights.sql(answers)

@@ -107,7 +107,7 @@ def count_computed(nights: Any) -> dict[str, int]:
     return dict(
         nights.sql(
             "select workload, sum(num_suffix_tokens + num_prefix_tokens) from steps join runs using (run_id)"
-            " where run_id in (select max(run_id) from runs group by workload) group by workload"
+            " where run_id in (select arg_max(run_id, started_at) from runs group by workload) group by workload"
         )
     )
 
@@ -227,7 +227,7 @@ def test_a_deadline_leaves_rows_of_one_batch(
     assert num_done + num_left == 24
     assert min(num_done, num_left) > 0
     assert re.search(r"urgent \+ summary: .* s to the deadline.*: [\d,]+ of 24 prompts, .*should fit", caplog.text)
-    newest = "select config, shared_with from runs where run_id in (select max(run_id) from runs group by workload)"
+    newest = "select arg_max(config, started_at), arg_max(shared_with, started_at) from runs group by workload"
     for config, shared_with in nights.sql(newest):
         prediction = json.loads(config)["prediction"]
         assert 0 < prediction["num_fitting_rows"] <= 12
