@@ -43,7 +43,6 @@ from engine.model.loading.gguf import unpack_gguf
 from flows.demo import find_demo_model
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
-from tasks.partitions.failing import read_spread_rows
 from tasks.plan_prefix import write_plan
 from tasks.prompts.prompt import build_prompt_format
 from tasks.prompts.text_codec import TextCodec
@@ -176,6 +175,8 @@ def gather(folder: Path) -> None:
 
 def check(folder: Path, num_requests: int) -> dict[str, Any]:
     """The sizes of the results; raises `WrongAnswerError` if they are not what the data must give."""
+    from tasks.partitions.failing import read_spread_rows  # imports torch, which no stage needs
+
     plan = describe_parquet(folder / "plan.parquet")
     summary = read_plan_summary(plan)
     if summary.num_rows != num_requests:
