@@ -50,6 +50,7 @@ from tasks.read import read
 from tasks.runs.source import Source
 from tasks.storage.artifact import describe_parquet
 from tasks.storage.plan_file import read_partition, read_plan_summary
+from tasks.storage.spread_rows import read_spread_rows
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import load_workload
 
@@ -175,8 +176,6 @@ def gather(folder: Path) -> None:
 
 def check(folder: Path, num_requests: int) -> dict[str, Any]:
     """The sizes of the results; raises `WrongAnswerError` if they are not what the data must give."""
-    from tasks.partitions.failing import read_spread_rows  # imports torch, which no stage needs
-
     plan = describe_parquet(folder / "plan.parquet")
     summary = read_plan_summary(plan)
     if summary.num_rows != num_requests:

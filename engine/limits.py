@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError
-from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers, is_quantized, read_end_tokens, read_json
+from engine.model.loading.checkpoint import (
+    GGUF_TENSORS,
+    check_layers,
+    is_quantized,
+    read_end_tokens,
+    read_json,
+    weight_shapes,
+)
 from engine.model.loading.config_sizes import check_shapes, kv_bytes_per_layer, read_size, read_sizes
 from engine.request import Request
 from engine.scheduling.sequence import most_blocks, most_tokens
@@ -37,8 +44,9 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
 
 def check_weights(config: EngineConfig, checkpoint: Path) -> None:
     """Refuses weights that do not fit config.json or are not computed, and unusable end tokens, before any work."""
-    check_layers(checkpoint)
-    check_shapes(checkpoint)
+    shapes = weight_shapes(checkpoint)
+    check_layers(checkpoint, shapes)
+    check_shapes(checkpoint, shapes)
     read_end_tokens(checkpoint)
     if config.dtype == "fp8":
         find_dtype("fp8", resolve_device(config.device))

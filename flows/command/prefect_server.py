@@ -25,7 +25,6 @@ from prefect.settings import (
 )
 
 from engine.errors import ConfigError
-from flows.command.failure import describe_lost_server
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -54,6 +53,8 @@ def reachable_server() -> Iterator[None]:
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(limits, sync_client=True) as client:
                 client.hello()
         except (RuntimeError, HTTPError) as error:
+            from flows.command.lost_server import describe_lost_server  # imports this module
+
             what = f"no Prefect server at {url}" if CONFIGURED_URL else "Prefect's temporary server has not started"
             advice = "; start it, or unset PREFECT_API_URL" if CONFIGURED_URL else ""
             raise ConfigError(describe_lost_server(error, what) + advice) from error

@@ -18,7 +18,8 @@ from prefect.logging.handlers import PrefectConsoleHandler
 
 from engine.errors import BatchloomError, ConfigError
 from flows.command.commands import COMMANDS, FLAGS
-from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, describe_lost_server, fail
+from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, fail
+from flows.command.lost_server import describe_lost_server
 from flows.command.options import parse_options
 from flows.command.prefect_server import reachable_server
 

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 import torch
 
 from engine.completion import Completion
@@ -22,8 +21,7 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.out_of_memory import is_out_of_memory
 from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
 from tasks.runs.infer_job import LOOK_SECONDS, InferJob, StopRequest
-from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import read_partition, verify_once
+from tasks.storage.spread_rows import read_spread_rows
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -153,16 +151,3 @@ def check_other_rows(job: InferJob) -> None:
             except Exception as error:
                 reasons.update([judge_failure(error).reason])
     job.failures.check(reasons, len(sample))
-
-
-def read_spread_rows(plan: ArtifactRef, num_rows: int) -> list[Plan]:
-    """`num_rows` rows of a plan (all if it has fewer), evenly spread over its partitions, each as a plan of one row."""
-    verify_once(plan)
-    partitions = pq.read_table(plan.path, columns=["partition"]).column("partition").to_numpy()
-    chosen = np.unique(np.linspace(0, len(partitions) - 1, num_rows, dtype=np.int64))
-    rows = []
-    for partition in np.unique(partitions[chosen]).tolist():
-        inside = chosen[partitions[chosen] == partition] - np.searchsorted(partitions, partition)
-        whole = read_partition(plan, partition)
-        rows += [whole.take(np.array([position])) for position in inside.tolist()]
-    return rows

@@ -131,11 +131,11 @@ class PartitionWork:
         """
         owners = self._job.find_members(np.array([int(each.request_id) for each in completions], np.int64)).tolist()
         name = self._name(self._num_files)
+        worker = os.environ.get(WORKER_VARIABLE) or f"{platform.node()}:{os.getpid()}"
+        records = step_batch(self._partition, steps, self._num_steps, worker, ended_at) if steps else None
         for number, member in enumerate(self._job.members):
-            if steps:
-                worker = os.environ.get(WORKER_VARIABLE) or f"{platform.node()}:{os.getpid()}"
-                batch = step_batch(self._partition, steps, self._num_steps, worker, ended_at)
-                self._write(Path(member.run_folder, "steps", name), batch)
+            if records is not None:
+                self._write(Path(member.run_folder, "steps", name), records)
             own = [each for each, owner in zip(completions, owners, strict=True) if owner == number]
             if own:
                 answers = answer_batch(own, rows, member.workload, codec, member.first_row_id)

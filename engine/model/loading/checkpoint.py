@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +89,14 @@ def weight_shapes(folder: Path) -> dict[str, list[int]]:
     return shapes
 
 
-def check_layers(folder: Path) -> None:
-    """Refuses safetensors files that are damaged, or hold fewer or more layers than config.json says."""
+def check_layers(folder: Path, names: Iterable[str]) -> None:
+    """Refuses safetensors files that hold fewer or more layers than config.json says; `names` are of their tensors."""
     config = read_json(folder / "config.json")
     config = text if isinstance(text := config.get("text_config"), dict) else config
     num_layers = config.get("num_hidden_layers", config.get("n_layers"))
     num_more = config.get("num_nextn_predict_layers") or 0
     # Layers that predict further tokens may follow; they are not computed.
-    num_found = max((int(match[1]) + 1 for match in map(_LAYER.match, weight_shapes(folder)) if match), default=None)
+    num_found = max((int(match[1]) + 1 for match in map(_LAYER.match, names) if match), default=None)
     if num_found and isinstance(num_layers, int) and not num_layers <= num_found <= num_layers + num_more:
         why = f"config.json says num_hidden_layers {num_layers}, the weight files hold {num_found} layers"
         raise ModelError(f"model {str(folder)!r}: {why}")

@@ -1,12 +1,12 @@
 """Sizes of a decoder, from its config.json; no weights are needed, but their shapes can be checked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
 from engine.model.layer_counts import named_sizes, text_config_of
-from engine.model.loading.checkpoint import GGUF_TENSORS, PLAIN_MODEL_TYPES, is_plain, read_json, weight_shapes
+from engine.model.loading.checkpoint import GGUF_TENSORS, PLAIN_MODEL_TYPES, is_plain, read_json
 
 VALUE_BYTES = {"fp8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
 
@@ -55,8 +55,9 @@ _SHAPES = {
 """Sizes of a plain model's matrices, by their names in safetensors and in GGUF files."""
 
 
-def check_shapes(folder: Path) -> None:
-    """Refuses a plain checkpoint whose matrices have other shapes than config.json says; reads headers only."""
+def check_shapes(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuses a plain checkpoint whose matrices have other shapes than config.json says. `shapes`: of its safetensors
+    files, by the tensors' names."""
     sizes = read_json(folder / "config.json")
     if not is_plain(sizes) or "quantization_config" in sizes:
         return
@@ -64,7 +65,6 @@ def check_shapes(folder: Path) -> None:
     head_dim = read_size(sizes, "head_dim", 128 if sizes["model_type"] == "qwen3" else hidden_size // num_q_heads)
     for name in ("num_attention_heads", "num_key_value_heads"):
         sizes[f"{name} x head_dim"] = read_size(sizes, name, num_q_heads) * head_dim
-    shapes = weight_shapes(folder)
     if (folder / GGUF_TENSORS).is_file():
         shapes = {name: tensor["shape"] for name, tensor in read_json(folder / GGUF_TENSORS)["tensors"].items()}
     for name, shape in shapes.items():

@@ -104,7 +104,7 @@ def load_weights(
         from engine.model.loading.gguf import unpack_gguf
 
         folder = unpack_gguf(folder)
-    check_layers(folder)
+    check_layers(folder, weight_shapes(folder))
     quantization = getattr(config, "quantization_config", None)
     loaded, missing_keys = read_pretrained(AutoModelForCausalLM, folder, config, dtype=dtype, device=device)
     if quantization is not None:

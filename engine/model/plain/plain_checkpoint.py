@@ -20,6 +20,7 @@ from engine.model.loading.checkpoint import (
     read_end_tokens,
     read_json,
     weight_files,
+    weight_shapes,
 )
 from engine.model.plain.plain_model import PlainConfig, PlainModel
 
@@ -137,7 +138,7 @@ def fill_in(
     Raises:
         ModelError: a file is damaged, or a tensor has another shape or one byte a value.
     """
-    check_layers(folder)
+    check_layers(folder, weight_shapes(folder))
     missing = []
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = bool(model.config.tie_word_embeddings)

@@ -33,6 +33,7 @@ from engine.model.loading.checkpoint import (
     check_layers,
     is_plain,
     resolve_checkpoint,
+    weight_shapes,
 )
 from engine.model.model import Model, kv_shape_of
 from engine.model.plain.skeleton import make_skeleton, read_config_of
@@ -84,7 +85,7 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
             why = "only weights of GGUF files are unpacked; dtype auto keeps these quantized"
             raise ModelError(f"model {str(folder)!r}: dtype {config.dtype!r}: {why}")
         return None
-    check_layers(folder)
+    check_layers(folder, weight_shapes(folder))
     weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder, read_quantization(folder))
     reason = _why_not(folder, weights, config, device)
     if reason is None:

@@ -1,0 +1,21 @@
+"""Reads some rows of a plan, spread over all of it."""
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from engine.planning.plan import Plan
+from tasks.storage.artifact import ArtifactRef
+from tasks.storage.plan_file import read_partition, verify_once
+
+
+def read_spread_rows(plan: ArtifactRef, num_rows: int) -> list[Plan]:
+    """`num_rows` rows of a plan (all if it has fewer), evenly spread over its partitions, each as a plan of one row."""
+    verify_once(plan)
+    partitions = pq.read_table(plan.path, columns=["partition"]).column("partition").to_numpy()
+    chosen = np.unique(np.linspace(0, len(partitions) - 1, num_rows, dtype=np.int64))
+    rows = []
+    for partition in np.unique(partitions[chosen]).tolist():
+        inside = chosen[partitions[chosen] == partition] - np.searchsorted(partitions, partition)
+        whole = read_partition(plan, partition)
+        rows += [whole.take(np.array([position])) for position in inside.tolist()]
+    return rows
