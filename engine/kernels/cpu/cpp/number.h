@@ -66,8 +66,12 @@ inline Value load_as(const void* from) {
 inline Lanes load_lanes(const float* from) { return load_as<Lanes>(from); }
 
 inline Lanes load_lanes(const bf16* from) {
+#ifdef HAS_AVX512  // g++ 12 converts the halves of a vector one after the other
+  return Lanes(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_as<__m256i>(from)), 16));
+#else
   typedef uint16_t Halves __attribute__((vector_size(32)));
   return Lanes(__builtin_convertvector(load_as<Halves>(from), Bits) << 16);
+#endif
 }
 
 inline void store_lanes(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes); }
@@ -81,6 +85,16 @@ inline void store_lanes(bf16* to, Lanes lanes) {  // to nearest, ties to even; b
   typedef uint16_t Halves __attribute__((vector_size(32)));
   const Halves halves = __builtin_convertvector(rounded, Halves);
   std::memcpy(to, &halves, sizeof halves);
+#endif
+}
+
+inline void store_lanes(float* to, Lanes low, Lanes high) { store_lanes(to, low), store_lanes(to + 16, high); }
+
+inline void store_lanes(bf16* to, Lanes low, Lanes high) {
+#ifdef HAS_AVX512
+  _mm512_storeu_si512(to, __m512i(_mm512_cvtne2ps_pbh(__m512(high), __m512(low))));
+#else
+  store_lanes(to, low), store_lanes(to + 16, high);
 #endif
 }
 

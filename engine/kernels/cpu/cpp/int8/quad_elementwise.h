@@ -7,30 +7,19 @@
 
 namespace {
 
-// Hadamard transform of groups of `group` neighbours, a power of two. It preserves lengths, and is its own inverse. A product
-// whose input and weights have both been transformed has the same result, and an outlier of the input is spread over its
-// group, so that rounding to bytes loses less. engine/kernels/cpu/int8_weights.py transforms the weights.
-inline void spread(float* x, int64_t size, int64_t group) {
-  for (int64_t width = 1; width < group; width *= 2)
-    for (int64_t first = 0; first < size; first += 2 * width)
-      for (int64_t i = first; i < first + width; i++) {
-        const float a = x[i], b = x[i + width];
-        x[i] = (a + b) * 0.70710678f, x[i + width] = (a - b) * 0.70710678f;
-      }
-}
-
 // A butterfly of the Hadamard transform: lanes i and i + width, where i has the bit `width` clear, become sum and difference.
 template <int width>
 inline Lanes spread_pairs(Lanes x) {
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
-  const __m512 own = __m512(x);
+  const __m512 own = __m512(x), one = _mm512_set1_ps(1.0f);
+  constexpr uint32_t is_minus = width == 1 ? 0xaaaa : width == 2 ? 0xcccc : width == 4 ? 0xf0f0 : 0xff00;
   __m512 other;
   if constexpr (width == 1) other = _mm512_permute_ps(own, 0xb1);
   if constexpr (width == 2) other = _mm512_permute_ps(own, 0x4e);
   if constexpr (width == 4) other = _mm512_shuffle_f32x4(own, own, 0xb1);
   if constexpr (width == 8) other = _mm512_shuffle_f32x4(own, own, 0x4e);
-  constexpr uint32_t is_minus = width == 1 ? 0xaaaa : width == 2 ? 0xcccc : width == 4 ? 0xf0f0 : 0xff00;
-  return Lanes(_mm512_mask_sub_ps(_mm512_add_ps(own, other), __mmask16(is_minus), other, own));
+  // own times 1 or -1, + other: rounded as the sum and the difference.
+  return Lanes(_mm512_fmadd_ps(own, _mm512_mask_sub_ps(one, __mmask16(is_minus), _mm512_setzero_ps(), one), other));
 #else
   float from[16], to[16];
   store_lanes(from, x);
@@ -39,9 +28,26 @@ inline Lanes spread_pairs(Lanes x) {
 #endif
 }
 
-// `spread` over 16 N neighbours, without the factors. most: updated by the magnitudes.
+// Hadamard transform of groups of `group` neighbours, a power of two from 16 on. It preserves lengths, and is its own
+// inverse. A product whose input and weights have both been transformed has the same result, and an outlier of the input is
+// spread over its group, so that rounding to bytes loses less. engine/kernels/cpu/int8_weights.py transforms the weights.
+inline void spread(float* x, int64_t size, int64_t group) {
+  constexpr float factor = 0.70710678f;
+  for (int64_t i = 0; i < size; i += 16) {
+    const Lanes pairs = spread_pairs<2>(spread_pairs<1>(load_lanes(x + i)) * factor) * factor;
+    store_lanes(x + i, spread_pairs<8>(spread_pairs<4>(pairs) * factor) * factor);
+  }
+  for (int64_t width = 16; width < group; width *= 2)
+    for (int64_t first = 0; first < size; first += 2 * width)
+      for (int64_t i = first; i < first + width; i++) {
+        const float a = x[i], b = x[i + width];
+        x[i] = (a + b) * factor, x[i + width] = (a - b) * factor;
+      }
+}
+
+// `spread` over 16 N neighbours, without the factors. Returns the larger of `most` and the magnitudes.
 template <int N>
-inline void spread_vectors(const bf16* x, float* to, Lanes& most) {
+inline Lanes spread_vectors(const bf16* x, float* to, Lanes most) {
   Lanes lanes[N];
 #pragma GCC unroll 16
   for (int i = 0; i < N; i++)
@@ -54,10 +60,13 @@ inline void spread_vectors(const bf16* x, float* to, Lanes& most) {
       const Lanes a = lanes[i], b = lanes[i + width];
       lanes[i] = a + b, lanes[i + width] = a - b;
     }
+  Lanes odd = {};
+#pragma GCC unroll 16
   for (int i = 0; i < N; i++) {
-    most = larger(most, magnitude(lanes[i]));
+    (i % 2 ? odd : most) = larger_magnitude(i % 2 ? odd : most, lanes[i]);
     store_lanes(to + 16 * i, lanes[i]);
   }
+  return larger(most, odd);
 }
 
 // Converts a row of floats to bytes; returns its scale. largest: the largest magnitude.
@@ -70,17 +79,20 @@ inline float to_bytes(const float* x, float largest, uint8_t* to, int64_t size) 
 // x / rms(x), times the weight unless it is null; returns the largest magnitude.
 template <typename T>
 float normed_row(const T* x, const float* weight, float* to, int64_t size, float epsilon) {
-  Lanes squares[2] = {};
-  for (int64_t i = 0; i < size; i += 16) {
+  const auto square = [x](int64_t i) {
     const Lanes lanes = load_lanes(x + i);
-    squares[i / 16 % 2] += lanes * lanes;
-  }
-  const float factor = 1.0f / std::sqrt(sum_lanes(squares[0] + squares[1]) / float(size) + epsilon);
+    return lanes * lanes;
+  };
+  Lanes even = {}, odd = {};
+  int64_t at = 0;
+  for (; at + 16 < size; at += 32) even += square(at), odd += square(at + 16);
+  if (at < size) even += square(at);
+  const float factor = 1.0f / std::sqrt(sum_lanes(even + odd) / float(size) + epsilon);
   Lanes most = {};
   for (int64_t i = 0; i < size; i += 16) {
     Lanes lanes = load_lanes(x + i) * factor;
     if (weight) lanes *= load_lanes(weight + i);
-    most = larger(most, magnitude(lanes));
+    most = larger_magnitude(most, lanes);
     store_lanes(to + i, lanes);
   }
   return largest_lane(most);
@@ -109,7 +121,7 @@ void spread_rows_to_bytes(const bf16* x, const ByteRows& to, int64_t num_rows, i
   for (int64_t row = 0; row < num_rows; row++) {
     float* values = row_buffer(size);
     Lanes most = {};
-    for (int64_t i = 0; i < size; i += 16 * N) spread_vectors<N>(x + row * size + i, values + i, most);
+    for (int64_t i = 0; i < size; i += 16 * N) most = spread_vectors<N>(x + row * size + i, values + i, most);
     to.scales[row] = to_bytes(values, largest_lane(most), to.bytes + row * padded_depth(size), size);
   }
 }
@@ -142,9 +154,10 @@ inline void spread_rows(bf16* x, int64_t num_rows, int64_t size, int64_t group) 
 }
 
 // Converts a head of a token to bytes; returns the scale in bf16, as the KV cache stores it.
-inline bf16 head_to_bytes(const float* x, int8_t* to, int dim) {
+template <typename T>
+bf16 head_to_bytes(const T* x, int8_t* to, int dim) {
   Lanes most = {};
-  for (int d = 0; d < dim; d += 16) most = larger(most, magnitude(load_lanes(x + d)));
+  for (int d = 0; d < dim; d += 16) most = larger_magnitude(most, load_lanes(x + d));
   bf16 scale;
   store(scale, byte_scale(largest_lane(most)));
   const float inverse = load(scale) > 0 ? 1.0f / load(scale) : 0.0f;
@@ -169,16 +182,32 @@ inline void store_every_fourth(const int8_t* x, int8_t* to, int dim) {
 #endif
 }
 
+// The rotation of halves of a head. to: not `x`.
+template <typename T>
+void rotate_head(const T* x, const float* cos, const float* sin, float* to, int dim) {
+  const int half = dim / 2;
+  int d = 0;
+  for (; d + 16 <= half; d += 16) {
+    const Lanes a = load_lanes(x + d), b = load_lanes(x + d + half);
+    store_lanes(to + d, a * load_lanes(cos + d) - b * load_lanes(sin + d));
+    store_lanes(to + d + half, b * load_lanes(cos + d + half) + a * load_lanes(sin + d + half));
+  }
+  for (; d < half; d++) {
+    const float a = load(x[d]), b = load(x[d + half]);
+    to[d] = a * cos[d] - b * sin[d];
+    to[d + half] = b * cos[d + half] + a * sin[d + half];
+  }
+}
+
 // As in elementwise.h, for rows in bf16 and KV in bytes.
 inline void rotate_and_store(bf16* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
                              float epsilon, int8_t* keys, int8_t* values, const AttentionShape& shape,
                              const AttentionWork& work) {
   const int num_q_heads = shape.num_q_heads, num_kv_heads = shape.num_kv_heads, dim = shape.dim, block_size = shape.block_size;
   const int64_t* const slots = work.slots;
-  const int half = dim / 2;
 #pragma omp parallel for
   for (int64_t row = 0; row < work.num_rows; row++) {
-    alignas(64) float x[MAX_DIM], rotated[MAX_DIM];
+    alignas(64) float normed[MAX_DIM], rotated[MAX_DIM];
     int8_t bytes[MAX_DIM];
     const float *row_cos = cos + row * dim, *row_sin = sin + row * dim;
     const int64_t block = slots[row] / block_size;
@@ -187,19 +216,19 @@ inline void rotate_and_store(bf16* qkv, const float* cos, const float* sin, cons
       bf16* head = qkv + row * shape.qkv_size() + h * dim;
       const int kv_head = h < num_q_heads + num_kv_heads ? h - num_q_heads : h - num_q_heads - num_kv_heads;
       const int64_t at = ((block * num_kv_heads + kv_head) * block_size + offset / SUB * SUB) * (dim + int64_t(sizeof(bf16)));
-      for (int d = 0; d < dim; d += 16) store_lanes(x + d, load_lanes(head + d));
       if (h >= num_q_heads + num_kv_heads) {
         int8_t* to = values + at;
-        const bf16 scale = head_to_bytes(x, bytes, dim);
+        const bf16 scale = head_to_bytes(head, bytes, dim);
         store_every_fourth(bytes, to + token / 4 * 4 * dim + token % 4, dim);
         std::memcpy(to + SUB * dim + token * sizeof scale, &scale, sizeof scale);
         continue;
       }
       const float* norm = h < num_q_heads ? q_norm : k_norm;
-      if (norm) normed_row(x, norm, x, dim, epsilon);
-      for (int d = 0; d < half; d++) {
-        rotated[d] = x[d] * row_cos[d] - x[d + half] * row_sin[d];
-        rotated[d + half] = x[d + half] * row_cos[d + half] + x[d] * row_sin[d + half];
+      if (norm) {
+        normed_row(head, norm, normed, dim, epsilon);
+        rotate_head(normed, row_cos, row_sin, rotated, dim);
+      } else {
+        rotate_head(head, row_cos, row_sin, rotated, dim);
       }
       if (h < num_q_heads) {
         for (int d = 0; d < dim; d += 16) store_lanes(head + d, load_lanes(rotated + d));

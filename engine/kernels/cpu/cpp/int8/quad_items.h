@@ -21,7 +21,7 @@ inline void pack_queries(QuadWorkspace& w, const bf16* query, int64_t stride, in
   for (int r = 0; r < count * a.group; r++) {
     const bf16* from = query + (first + r / a.group) * stride + (head * a.group + r % a.group) * a.dim;
     Lanes most = {};
-    for (int d = 0; d < a.dim; d += 16) most = larger(most, magnitude(load_lanes(from + d)));
+    for (int d = 0; d < a.dim; d += 16) most = larger_magnitude(most, load_lanes(from + d));
     const float largest = largest_lane(most), inverse = inverse_scale(largest);
     int32_t sum = 0;
     for (int d = 0; d < a.dim; d += 16) store_bytes(w.q + r * a.dim + d, to_bytes(load_lanes(from + d), inverse) ^ 128);

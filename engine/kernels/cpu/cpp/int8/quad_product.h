@@ -129,8 +129,7 @@ struct QuadsToOutput {
       const bf16* from = residual + row * num_columns + column;
       low += load_lanes(from), high += load_lanes(from + 16);
     }
-    store_lanes(to, low);
-    store_lanes(to + 16, high);
+    store_lanes(to, low, high);
   }
 };
 

@@ -77,7 +77,15 @@ inline Floats larger_floats(Floats a, Floats b) {
 #endif
 }
 inline Lanes larger(Lanes a, Lanes b) { return by_registers(larger_floats, a, b); }
-inline Lanes magnitude(Lanes a) { return Lanes(Bits(a) & 0x7fffffff); }
+
+// The larger of `most`, which is not negative, and the magnitude of a.
+inline Lanes larger_magnitude(Lanes most, Lanes a) {
+#if !defined(NO_VECTORS) && defined(__AVX512DQ__)
+  return Lanes(_mm512_range_ps(__m512(most), __m512(a), 0b1011));
+#else
+  return larger(most, Lanes(Bits(a) & 0x7fffffff));
+#endif
+}
 
 inline float largest_lane(Lanes lanes) {
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
