@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold:
+class TestedThreshold:
     """The result of the test.
 
     Attributes:
@@ -26,7 +26,7 @@ class Threshold:
 
 def choose_threshold(
     sample: Sequence[tuple[float, bool]], num_rows: int, target_agreement: float, confidence: float
-) -> Threshold:
+) -> TestedThreshold:
     """The lowest threshold at which both models agree in at least the target share of the rows outside the sample.
 
     A disagreement is a row whose answer is kept although the large model's would differ; rows sent to the large model
@@ -47,7 +47,7 @@ def choose_threshold(
     num_outside = num_rows - len(sample)
     num_allowed = math.floor((1 - target_agreement) * num_outside + 1e-9)
     most = find_most_disagreements(num_rows, len(sample), num_allowed, 1 - confidence)
-    found = Threshold(threshold=None, num_allowed=num_allowed, num_acceptable=most, num_disagreed=0)
+    found = TestedThreshold(threshold=None, num_allowed=num_allowed, num_acceptable=most, num_disagreed=0)
     if most is None or not num_outside:
         return found
     differing = sorted((probability for probability, is_same in sample if not is_same), reverse=True)

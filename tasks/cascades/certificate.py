@@ -28,7 +28,7 @@ def certify(
 ) -> tuple[float | None, str]:
     """Choose a cascade's threshold by the rows that both models have answered, and keep the certificate, under the
     workload's name. The same answers give the same certificate, which is kept once. Returns the threshold, see
-    `Threshold`, and the certificate as one line.
+    `TestedThreshold`, and the certificate as one line.
 
     Args:
         cascade: with a target.

@@ -164,6 +164,9 @@ def test_experts_are_those_of_torch(
     def draw(*shape: int) -> torch.Tensor:
         return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(kernels.dtype)
 
+    def draw_bias(count: int) -> torch.Tensor | None:
+        return torch.randn(count, generator=generator).to(kernels.dtype) if kind == "biases and limits" else None
+
     hidden_size, size, num_experts, num_shared = 2112, 96, 6, 2 if kind == "shared and gated" else 0
     has_biases, num_all = kind == "biases and limits", num_experts + num_shared
     router_bias = torch.tensor([0.0, 0.5, 0, 0, -1e4, 1], dtype=kernels.dtype)
@@ -175,9 +178,9 @@ def test_experts_are_those_of_torch(
         gate=3 * draw(num_all * size, hidden_size),
         up=3 * draw(num_all * size, hidden_size),
         down=draw(num_all * hidden_size, size),
-        gate_bias=draw(num_all * size) if has_biases else None,
-        up_bias=draw(num_all * size) if has_biases else None,
-        down_bias=draw(num_all * hidden_size) if has_biases else None,
+        gate_bias=draw_bias(num_all * size),
+        up_bias=draw_bias(num_all * size),
+        down_bias=draw_bias(num_all * hidden_size),
         gate_function="clamped" if has_biases else "silu",
         gate_alpha=1.702,
         gate_limit=2.0,

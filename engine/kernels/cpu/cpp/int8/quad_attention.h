@@ -24,6 +24,7 @@ constexpr int CHUNK = 128;      // KV tokens whose weights share a scale
 constexpr int MAX_DIM = 256;    // largest head dim
 constexpr int MARGIN = 32;      // padding after a chunk, for vectors that extend beyond it
 constexpr int STRIDE = CHUNK + MARGIN;  // from a row's scores to the next one's
+static_assert(MARGIN * sizeof(float) >= CHUNK);  // low bytes of weights lie there
 constexpr int WEIGHT_STRIDE = STRIDE * int(sizeof(float));  // from a row's weights to the next one's, in bytes
 constexpr int MAX_PIECES = CHUNK / SUB + 2;
 constexpr float WEIGHT_ONE = 65504.0f;  // the integer of the largest weight; slightly larger ones still fit 16 bits
@@ -54,8 +55,8 @@ struct alignas(64) QuadWorkspace {
   float chunk_top[ROWS], chunk_sum[ROWS], chunk_scale[ROWS];
   float rescale[ROWS], share[ROWS];               // factors of `out` and of a chunk's products
 
-  // Weights replace the scores that they are computed from: high bytes from a row's first score on, low bytes behind the
-  // chunk's last one. So all that a chunk needs fits the first-level cache.
+  // Weights replace the scores that they are computed from, which are in the first-level cache: high bytes from a row's
+  // first score on, low bytes behind the chunk's last one.
   uint8_t* high(int row) { return reinterpret_cast<uint8_t*>(scores + row * STRIDE); }
   uint8_t* low(int row) { return reinterpret_cast<uint8_t*>(scores + row * STRIDE + CHUNK); }
 };
