@@ -160,15 +160,16 @@ def test_experts_are_those_of_torch(
     """More rows than a thread keeps, more columns than one piece of the depth, an expert that no row chooses."""
     kernels: NativeBackend = request.getfixturevalue(fixture)
     generator = torch.Generator().manual_seed(3)
+    has_biases = kind == "biases and limits"
 
     def draw(*shape: int) -> torch.Tensor:
         return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(kernels.dtype)
 
     def draw_bias(count: int) -> torch.Tensor | None:
-        return torch.randn(count, generator=generator).to(kernels.dtype) if kind == "biases and limits" else None
+        return torch.randn(count, generator=generator).to(kernels.dtype) if has_biases else None
 
     hidden_size, size, num_experts, num_shared = 2112, 96, 6, 2 if kind == "shared and gated" else 0
-    has_biases, num_all = kind == "biases and limits", num_experts + num_shared
+    num_all = num_experts + num_shared
     router_bias = torch.tensor([0.0, 0.5, 0, 0, -1e4, 1], dtype=kernels.dtype)
     layer = BranchedWeights(
         attention_norm=torch.ones(hidden_size, dtype=kernels.dtype),

@@ -237,7 +237,7 @@ inline float exponentiate(const float* scores, bf16* weights, int count, int wid
     const __m512 a = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(scores + j), factor, offset));
     const __m512 b = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(scores + j + 16), factor, offset));
     sum = _mm512_add_ps(sum, _mm512_add_ps(a, b));
-    _mm512_store_si512(weights + j, __m512i(_mm512_cvtne2ps_pbh(b, a)));
+    store_32(weights + j, a, b);
   }
   for (; j < count; j += 16) {
     const __mmask16 valid = count - j >= 16 ? 0xffff : (1 << (count - j)) - 1;

@@ -63,11 +63,22 @@ inline Value load_as(const void* from) {
   return value;
 }
 
+#ifdef HAS_AVX512
+inline __m512 load_16(const bf16* x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
+}
+
+inline void store_16(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, __m256i(_mm512_cvtneps_pbh(x))); }
+
+inline void store_32(bf16* to, __m512 low, __m512 high) { _mm512_storeu_si512(to, __m512i(_mm512_cvtne2ps_pbh(high, low))); }
+
+#endif
+
 inline Lanes load_lanes(const float* from) { return load_as<Lanes>(from); }
 
 inline Lanes load_lanes(const bf16* from) {
 #ifdef HAS_AVX512  // g++ 12 converts the halves of a vector one after the other
-  return Lanes(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_as<__m256i>(from)), 16));
+  return Lanes(load_16(from));
 #else
   typedef uint16_t Halves __attribute__((vector_size(32)));
   return Lanes(__builtin_convertvector(load_as<Halves>(from), Bits) << 16);
@@ -78,7 +89,7 @@ inline void store_lanes(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof
 
 inline void store_lanes(bf16* to, Lanes lanes) {  // to nearest, ties to even; below 2^-126 to zero
 #ifdef HAS_AVX512
-  _mm256_storeu_si256((__m256i*)to, __m256i(_mm512_cvtneps_pbh(__m512(lanes))));
+  store_16(to, __m512(lanes));
 #else
   const Bits bits = Bits(lanes), is_normal = Bits((bits & 0x7f800000) != 0) | 0x80000000;
   const Bits rounded = ((bits & is_normal) + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -92,7 +103,7 @@ inline void store_lanes(float* to, Lanes low, Lanes high) { store_lanes(to, low)
 
 inline void store_lanes(bf16* to, Lanes low, Lanes high) {
 #ifdef HAS_AVX512
-  _mm512_storeu_si512(to, __m512i(_mm512_cvtne2ps_pbh(__m512(high), __m512(low))));
+  store_32(to, __m512(low), __m512(high));
 #else
   store_lanes(to, low), store_lanes(to + 16, high);
 #endif
@@ -141,12 +152,6 @@ inline __m512 exp2_16(__m512 x) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.000002593f));
   return _mm512_scalef_ps(p, x);  // p 2^floor(x)
 }
-
-inline __m512 load_16(const bf16* x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
-}
-
-inline void store_16(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, __m256i(_mm512_cvtneps_pbh(x))); }
 
 // x / (1 + exp(-x)), relative error about 6e-5.
 inline __m512 silu_16(__m512 x) {

@@ -28,7 +28,7 @@ struct ToOutput {
     }
     if (gating.activation != Activation::none) low = activate_16(low, gating), high = activate_16(high, gating);
     if (residual) low = _mm512_add_ps(low, load_16(residual + at)), high = _mm512_add_ps(high, load_16(residual + at + 16));
-    _mm512_storeu_si512(out + at, __m512i(_mm512_cvtne2ps_pbh(high, low)));
+    store_32(out + at, low, high);
   }
 };
 

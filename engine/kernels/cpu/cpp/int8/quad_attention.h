@@ -24,8 +24,6 @@ constexpr int CHUNK = 128;      // KV tokens whose weights share a scale
 constexpr int MAX_DIM = 256;    // largest head dim
 constexpr int MARGIN = 32;      // padding after a chunk, for vectors that extend beyond it
 constexpr int STRIDE = CHUNK + MARGIN;  // from a row's scores to the next one's
-static_assert(MARGIN * sizeof(float) >= CHUNK);  // low bytes of weights lie there
-constexpr int WEIGHT_STRIDE = STRIDE * int(sizeof(float));  // from a row's weights to the next one's, in bytes
 constexpr int MAX_PIECES = CHUNK / SUB + 2;
 constexpr float WEIGHT_ONE = 65504.0f;  // the integer of the largest weight; slightly larger ones still fit 16 bits
 
@@ -46,6 +44,7 @@ struct alignas(64) QuadWorkspace {
   float scores[2 * ROWS * STRIDE];                // of a chunk, in units of `factor`; first the integer sums, in place
   float key_scales[CHUNK + MARGIN], value_scales[CHUNK + MARGIN];
   float largest_scale[CHUNK + MARGIN];            // largest value scale up to each token
+  uint8_t weights[2][2 * ROWS * CHUNK];           // high and low bytes
   int8_t values[CHUNK * MAX_DIM];                 // of a chunk: [CHUNK / 4][D][4]
   int32_t products[2][2][ROWS * 16];              // of high and low bytes; two buffers, used alternately
   int32_t shared_sums[ROWS * MAX_DIM];            // of weights times values of tokens that all members see
@@ -54,11 +53,6 @@ struct alignas(64) QuadWorkspace {
   Lanes exponentials[ROWS];                       // sums of a row's weights, by lane
   float chunk_top[ROWS], chunk_sum[ROWS], chunk_scale[ROWS];
   float rescale[ROWS], share[ROWS];               // factors of `out` and of a chunk's products
-
-  // Weights replace the scores that they are computed from, which are in the first-level cache: high bytes from a row's
-  // first score on, low bytes behind the chunk's last one.
-  uint8_t* high(int row) { return reinterpret_cast<uint8_t*>(scores + row * STRIDE); }
-  uint8_t* low(int row) { return reinterpret_cast<uint8_t*>(scores + row * STRIDE + CHUNK); }
 };
 
 // A sequence's block tables: one for its first `prefix_length` tokens, one for the later ones.
@@ -139,8 +133,6 @@ struct QuadAttend {
       score(w, shared[i], 0, num_rows);
       load_piece_scales(w, shared[i]);
     }
-    const bool is_single = num_members == 1 && !num_shared;
-    for (int i = 0; is_single && i < members->num_pieces; i++) gather_values(w.values, members->pieces[i]);
     for (const Member* m = members; m < members + num_members; m++) weigh_member(w, *m, first);
     for (int r = 0; r < num_rows; r++) w.chunk_sum[r] = sum_lanes(w.exponentials[r]);
     merge_sums(w);
@@ -152,25 +144,24 @@ struct QuadAttend {
       clear_values(w, num_shared / 64 * 64, num_shared);
     }
     for (const Member* m = members; m < members + num_members; m++) {
-      for (int i = 0; !is_single && i < m->num_pieces; i++) gather_values(w.values, m->pieces[i]);
+      for (int i = 0; i < m->num_pieces; i++) gather_values(w.values, m->pieces[i]);
       add_values(w, m->first_row, m->num_rows, num_shared / 64 * 64, m->count, false, num_shared);
     }
   }
 
   // Scores and weights of a member's rows; scores and scales of the shared tokens have been computed.
   void weigh_member(QuadWorkspace& w, const Member& m, int64_t first) const {
-    int seen[ROWS];  // tokens of the chunk that each row sees
-    int64_t end = m.visible - first;
-    for (int r = 0; r < m.num_rows; end += m.is_causal)
-      for (int i = 0; i < group && r < m.num_rows; i++) seen[r++] = int(std::max<int64_t>(0, std::min<int64_t>(m.count, end)));
+    const auto seen_by = [&](int r) {
+      return int(std::max<int64_t>(0, std::min<int64_t>(m.count, m.visible + (m.is_causal ? r / group : 0) - first)));
+    };
     for (int i = 0; i < m.num_pieces; i++) {
       score(w, m.pieces[i], m.first_row, m.num_rows);
       load_piece_scales(w, m.pieces[i]);
     }
-    find_largest_scales(w, seen[0], m.count);
+    find_largest_scales(w, seen_by(0), m.count);
     // In two passes over the rows, so that the reductions of different rows overlap.
-    for (int r = 0; r < m.num_rows; r++) scale_row(w, m.first_row + r, seen[r]);
-    for (int r = 0; r < m.num_rows; r++) weigh_row(w, m.first_row + r, seen[r], m.count);
+    for (int r = 0; r < m.num_rows; r++) scale_row(w, m.first_row + r, seen_by(r));
+    for (int r = 0; r < m.num_rows; r++) weigh_row(w, m.first_row + r, seen_by(r), m.count);
   }
 
   // Writes the sums of q[r] times keys of a piece to scores [r][at ...]. Values beyond the piece, and in later rows, are
@@ -291,7 +282,7 @@ struct QuadAttend {
   // multiple of 64.
   static void weigh_row(QuadWorkspace& w, int row, int seen, int count) {
     const float* scores = w.scores + row * STRIDE;
-    uint8_t *high = w.high(row), *low = w.low(row);
+    uint8_t *high = w.weights[0] + row * CHUNK, *low = w.weights[1] + row * CHUNK;
     const float largest_scale = seen ? w.largest_scale[seen - 1] : 0.0f;
     const Lanes factor = Lanes{} + w.factor[row], top = Lanes{} - w.chunk_top[row];
     const Lanes inverse = Lanes{} + (largest_scale > 0 ? WEIGHT_ONE / largest_scale : 0.0f);
@@ -410,8 +401,8 @@ struct QuadAttend {
 
 #ifdef HAS_AMX
   // Tile registers: 0 to 3 sums of high and low bytes, 4 and 5 weights, 6 values.
-  void weigh_tiles(QuadWorkspace& w, int first_row, bool both, int begin, int end, int d) const {
-    const uint8_t *high = w.high(first_row), *low = w.low(first_row);
+  void weigh_tiles(const QuadWorkspace& w, int first_row, bool both, int begin, int end, int d) const {
+    const uint8_t *high = w.weights[0] + first_row * CHUNK, *low = w.weights[1] + first_row * CHUNK;
     _tile_zero(0);
     _tile_zero(1);
     if (both) {
@@ -420,30 +411,30 @@ struct QuadAttend {
     }
     for (int token = begin; token < end; token += 64) {
       _tile_loadd(6, w.values + token * dim + d * 4, dim * 4);
-      _tile_loadd(4, high + token, WEIGHT_STRIDE);
+      _tile_loadd(4, high + token, CHUNK);
       _tile_dpbusd(0, 4, 6);
-      _tile_loadd(5, low + token, WEIGHT_STRIDE);
+      _tile_loadd(5, low + token, CHUNK);
       _tile_dpbusd(1, 5, 6);
       if (both) {
-        _tile_loadd(4, high + 16 * WEIGHT_STRIDE + token, WEIGHT_STRIDE);
+        _tile_loadd(4, high + 16 * CHUNK + token, CHUNK);
         _tile_dpbusd(2, 4, 6);
-        _tile_loadd(5, low + 16 * WEIGHT_STRIDE + token, WEIGHT_STRIDE);
+        _tile_loadd(5, low + 16 * CHUNK + token, CHUNK);
         _tile_dpbusd(3, 5, 6);
       }
     }
   }
 #endif
 
-  void weigh_vectors(QuadWorkspace& w, int32_t (&to)[2][ROWS * 16], int first_row, int num_rows, int begin, int end,
+  void weigh_vectors(const QuadWorkspace& w, int32_t (&to)[2][ROWS * 16], int first_row, int num_rows, int begin, int end,
                      int d) const {
     const int size = dim;
     for (int part = 0; part < 2; part += QUAD_HALVES) {
       by_rows<QUAD_ROWS>(num_rows, [=, &w, &to](auto rows, int first) {
-        const uint8_t* const parts[] = {w.high(first_row + first), w.low(first_row + first)};
+        const int at = (first_row + first) * CHUNK;
         QuadSums<rows, 1> sums[QUAD_HALVES]{};
         for (int token = begin; token < end; token += 4)
           for (int i = 0; i < QUAD_HALVES; i++)
-            sums[i].add(parts[part + i] + token, WEIGHT_STRIDE, w.values + token * size + d * 4, 0);
+            sums[i].add(w.weights[part + i] + at + token, CHUNK, w.values + token * size + d * 4, 0);
         for (int i = 0; i < QUAD_HALVES; i++) sums[i].store(to[part + i] + first * 16, 16);
       });
     }

@@ -186,13 +186,7 @@ inline void store_every_fourth(const int8_t* x, int8_t* to, int dim) {
 template <typename T>
 void rotate_head(const T* x, const float* cos, const float* sin, float* to, int dim) {
   const int half = dim / 2;
-  int d = 0;
-  for (; d + 16 <= half; d += 16) {
-    const Lanes a = load_lanes(x + d), b = load_lanes(x + d + half);
-    store_lanes(to + d, a * load_lanes(cos + d) - b * load_lanes(sin + d));
-    store_lanes(to + d + half, b * load_lanes(cos + d + half) + a * load_lanes(sin + d + half));
-  }
-  for (; d < half; d++) {
+  for (int d = 0; d < half; d++) {
     const float a = load(x[d]), b = load(x[d + half]);
     to[d] = a * cos[d] - b * sin[d];
     to[d + half] = b * cos[d + half] + a * sin[d + half];
