@@ -198,15 +198,16 @@ def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef) ->
     answer = read_answer_length(night.source.database, workload)
     job = night.make_job(workload, run, plan, answer.expected_output_tokens)
     parts = infer_plan(night, job, summary, {run: 1.0}, answer.num_tokens)
-    return summary.num_rows if parts is None else summary.num_rows - check_failures(night, workload, parts)
+    return summary.num_rows if parts is None else check_failures(night, run, parts, summary.num_rows)
 
 
-def check_failures(night: Night, workload: Workload, parts: Sequence[ArtifactRef]) -> int:
-    """The number of rows in a run's parts; raises if too many of them failed. See `FailurePolicy.check`."""
+def check_failures(night: Night, run: Run, parts: Sequence[ArtifactRef], num_rows: int) -> int:
+    """How many of the run's rows are in no part; raises if too many of the others failed. See `FailurePolicy.check`."""
     reasons, num_tried = count_reasons(parts), sum(part.num_rows for part in parts)
-    set_isolation(night.source.database, workload.name, is_needed=ENDED.reason in reasons)
+    if ENDED.reason in reasons or num_tried == num_rows:
+        set_isolation(run, is_needed=ENDED.reason in reasons)
     night.failures.check(reasons, num_tried)
-    return num_tried
+    return num_rows - num_tried
 
 
 def write_rows(workload: Workload, run: Run, num_left: int) -> RunSummary:

@@ -86,7 +86,7 @@ def _answer(night: Night, runs: Sequence[WorkloadRun]) -> dict[str, int | Except
     ends: dict[str, int | Exception] = {}
     for (workload, run), num_rows in zip(runs, num_planned, strict=True):
         try:
-            ends[workload.name] = num_rows - check_failures(night, workload, run.list_parts())
+            ends[workload.name] = check_failures(night, run, run.list_parts(), num_rows)
         except FailureRateError as error:
             ends[workload.name] = error
     return ends

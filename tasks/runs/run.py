@@ -77,22 +77,24 @@ def hold_database(database: str | Path, *, is_written: bool = True) -> Iterator[
 def needs_isolation(database: str | Path, workload: str) -> bool:
     """Whether the workload's next run needs crash isolation: an engine in a process of its own.
 
-    That is so after a run died while it tried rows, until a run completes without such a death. A row that crashes an
-    engine's own process becomes an error row; in the flow's process it would crash every night.
+    That is so after a run died while it tried rows, until a run tries all its rows without such a death. A row that
+    crashes an engine's own process becomes an error row; in the flow's process it would crash every night.
     """
-    return _isolation_mark(database, workload).exists()
+    return _isolation_mark(runs_folder(database), workload).exists()
 
 
-def set_isolation(database: str | Path, workload: str, *, is_needed: bool) -> None:
-    """Note whether the workload's next run needs crash isolation. See `needs_isolation`."""
+def set_isolation(run: "Run", *, is_needed: bool) -> None:
+    """Note whether the next run of the workload needs crash isolation; a run in a folder elsewhere, such as a sample's,
+    does not change that. See `needs_isolation`."""
+    mark = _isolation_mark(Path(run.folder).parent, run.record.workload)
     if is_needed:
-        _isolation_mark(database, workload).touch(mode=0o600)
+        mark.touch(mode=0o600)
     else:
-        _isolation_mark(database, workload).unlink(missing_ok=True)
+        mark.unlink(missing_ok=True)
 
 
-def _isolation_mark(database: str | Path, workload: str) -> Path:
-    return runs_folder(database) / f"guarded-{workload}"
+def _isolation_mark(runs: Path, workload: str) -> Path:
+    return runs / f"guarded-{workload}"
 
 
 @dataclass(eq=False)
@@ -112,13 +114,7 @@ class Run:
     is_written: bool = False
 
     @classmethod
-    def begin(
-        cls,
-        source: Source,
-        workload: Workload,
-        config: Mapping[str, Any],
-        root: Path | None = None,
-    ) -> "Run":
+    def begin(cls, source: Source, workload: Workload, config: Mapping[str, Any], root: Path | None = None) -> "Run":
         """A run that starts now. See `RunRecord` and `create`."""
         record = RunRecord(
             run_id=new_run_id(workload.name),

@@ -364,6 +364,11 @@ def test_nights_that_a_row_kills_end_with_it_as_an_error_row(nights: Any, forker
     (mark,) = runs_folder(nights.path).glob("guarded-*")
     assert mark.name == "guarded-snippets"
 
+    inputs = ["--database", str(nights.path), "--model", str(nights.model)]
+    sample = [*inputs, *OPTIONS, "--workload", "snippets", "--sample", "1"]
+    assert forker.run(arguments=sample) == 0, forker.said
+    assert mark.exists(), "a sample tries some rows only"
+
     assert forker.run(arguments=[*command, "--workload", "snippets"]) == 0, forker.said
     assert not mark.exists()
     with duckdb.connect(str(nights.path), read_only=True) as connection:
