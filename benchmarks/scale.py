@@ -72,7 +72,7 @@ class TextMaker:
         self._tokens_each = len(sample[0]) / NUM_SENTENCES
         form = build_prompt_format(load_workload("snippets").prompt, codec)
         prompt = form.place({"title": "Document 100000", "body": "", "query_text": ""})[0]
-        (head,) = codec.encode([prompt], add_special_tokens=form.add_special_tokens)
+        (head,) = codec.encode([prompt], add_special_tokens=form.is_plain)
         self._num_form_tokens = len(head)
 
     def texts(self, count: int, num_tokens: int, seed: int) -> Iterator[str]:

@@ -40,7 +40,8 @@ class PromptFormat:
         segments: of the user's message: a literal text, then the column that follows it (None at the end).
         tail: the chat template's text after the user's message, up to where the answer begins; empty for plain text.
         strips_start, strips_end: the chat template drops white space at this end of the message.
-        add_special_tokens: the tokenizer adds its beginning-of-sequence token; false where the chat template wrote it.
+        is_plain: plain text. The tokenizer adds its beginning-of-sequence token, which a chat template writes itself.
+            Spaces at the end are left to the answer: tokens of most words begin with the space before the word.
     """
 
     head: str
@@ -48,7 +49,7 @@ class PromptFormat:
     tail: str
     strips_start: bool
     strips_end: bool
-    add_special_tokens: bool
+    is_plain: bool
 
     def place(self, values: Mapping[str, str]) -> tuple[str, list[int]]:
         """The prompt of one row, for `TextCodec.encode`, and the position at which each column's value begins."""
@@ -58,20 +59,23 @@ class PromptFormat:
             if column is not None:
                 starts.append(len(message))
                 message += values[column]
-        if values.get(SUFFIX):
+        if suffix := values.get(SUFFIX, ""):
             starts.append(len(message))
-            message += values[SUFFIX]
+        message = (message + suffix).removesuffix(self.ending(suffix)[1])
         stripped = message.lstrip() if self.strips_start else message
         stripped = stripped.rstrip() if self.strips_end else stripped
         num_stripped = len(message) - len(message.lstrip()) if self.strips_start else 0
         places = [len(self.head) + min(max(start - num_stripped, 0), len(stripped)) for start in starts]
         return self.head + stripped + self.tail, places
 
-    def ending(self, suffix: str = "") -> str:
-        """The text after the last column, the same in every prompt with this suffix, which is trusted."""
+    def ending(self, suffix: str = "") -> tuple[str, str]:
+        """The text that ends every prompt with this suffix, which is trusted, and the spaces left to the answer."""
         after_columns = takewhile(lambda segment: segment[1] is None, reversed(self.segments))
         message = "".join(reversed([literal for literal, _ in after_columns])) + suffix
-        return (message.rstrip() if self.strips_end else message) + self.tail
+        if not self.is_plain:
+            return (message.rstrip() if self.strips_end else message) + self.tail, ""
+        stripped = message.rstrip(" ")
+        return stripped, message[len(stripped) :]
 
 
 def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> PromptFormat:
@@ -98,7 +102,7 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> 
         tail=codec.trust(tail),
         strips_start=strips_start,
         strips_end=strips_end,
-        add_special_tokens=not prompt.chat,
+        is_plain=not prompt.chat,
     )
 
 
@@ -138,7 +142,7 @@ class RequestForm:
         def encode_labels(labels: Sequence[str], suffix: str = "") -> Sequence[tuple[int, ...]]:
             assert codec is not None, "labels need a tokenizer"
             form = workload_format(workload.prompt, workload.kind.thinking, codec)
-            return codec.encode_labels(labels, form.ending(codec.trust(suffix)))
+            return codec.encode_labels(labels, *form.ending(codec.trust(suffix)))
 
         settings = workload.kind.ask(encode_labels, expected_output_tokens)
         label_lens = [len(label) for each in settings for label in each.get("labels", ())]
@@ -183,10 +187,10 @@ class PromptEncoder:
         if self._pieces is None and len(placed) > 1:
             from tasks.prompts.prompt_pieces import PromptPieces  # a single prompt shares no text
 
-            self._pieces = PromptPieces(self._codec, add_special_tokens=self._form.add_special_tokens)
+            self._pieces = PromptPieces(self._codec, add_special_tokens=self._form.is_plain)
         if self._pieces is not None:
             return self._pieces.encode(placed)
-        return encode_texts(self._codec, [text for text, _ in placed], self._form.add_special_tokens)
+        return encode_texts(self._codec, [text for text, _ in placed], self._form.is_plain)
 
 
 def encode_texts(codec: TextCodec, texts: Sequence[str], add_special_tokens: bool) -> list[Tokens]:

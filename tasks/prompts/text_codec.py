@@ -105,7 +105,7 @@ class TextCodec:
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
-    def encode_labels(self, labels: Sequence[str], ending: str) -> list[tuple[int, ...]]:
+    def encode_labels(self, labels: Sequence[str], ending: str, spaces: str = "") -> list[tuple[int, ...]]:
         """Token ids of each label as it follows a prompt.
 
         The label is encoded behind the text that ends every prompt; the ids added to those of that text are the
@@ -114,11 +114,12 @@ class TextCodec:
         Args:
             labels: in the order of the workload.
             ending: the trusted text that ends every prompt; empty where a column's value does.
+            spaces: between the prompt and each label; they are tokens of the label.
         Raises:
             WorkloadError: a label has no tokens, or the same ones as another.
         """
         ending = ending or "\n"
-        trusted = [self.trust(label) for label in labels]
+        trusted = [spaces + self.trust(label) for label in labels]
         known, *both = self.encode([ending, *(ending + text for text in trusted)], add_special_tokens=False)
         alone = self.encode(trusted, add_special_tokens=False)
         found: dict[tuple[int, ...], str] = {}

@@ -247,7 +247,7 @@ def encode(tokenizer: transformers.PreTrainedTokenizerFast, system: str, texts: 
     codec = TextCodec(tokenizer.backend_tokenizer, tokenizer)
     form = build_prompt_format(Prompt(system=system, template="{text}", chat=True, may_be_empty=()), codec)
     placed = [form.place({"text": text})[0] for text in texts]
-    return codec.encode(placed, add_special_tokens=form.add_special_tokens)
+    return codec.encode(placed, add_special_tokens=form.is_plain)
 
 
 def test_a_prompt_is_what_the_family_writes(family: Family, tokenizer: transformers.PreTrainedTokenizerFast) -> None:

@@ -8,7 +8,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from engine.errors import ModelError, WorkloadError
-from tasks.prompts.prompt import PromptFormat, build_prompt_format
+from tasks.prompts.prompt import SUFFIX, PromptFormat, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload import Prompt
 
@@ -134,7 +134,7 @@ def random_texts(seed: int, count: int) -> list[str]:
 
 
 def encode_rows(form: PromptFormat, codec: TextCodec, rows: list[dict[str, str]]) -> list[list[int]]:
-    return codec.encode([form.place(row)[0] for row in rows], add_special_tokens=form.add_special_tokens)
+    return codec.encode([form.place(row)[0] for row in rows], add_special_tokens=form.is_plain)
 
 
 @pytest.mark.parametrize("system", ["", "You answer <|im_start|> in one sentence."])
@@ -221,11 +221,28 @@ def test_labels_are_encoded_as_they_follow_the_prompt(tokenizer: transformers.Pr
     for template, chat in (("{body}\nIs it? Answer:", False), ("{body} {{}}", True)):
         form = build_prompt_format(prompt_of(template, chat=chat), codec)
         (prompt_ids,) = encode_rows(form, codec, [{"body": "the dog"}])
-        for label, token_ids in zip(("yes", " no"), codec.encode_labels(["yes", " no"], form.ending()), strict=True):
-            whole = codec.encode(
-                [form.place({"body": "the dog"})[0] + label], add_special_tokens=form.add_special_tokens
-            )[0]
+        for label, token_ids in zip(("yes", " no"), codec.encode_labels(["yes", " no"], *form.ending()), strict=True):
+            whole = codec.encode([form.place({"body": "the dog"})[0] + label], add_special_tokens=form.is_plain)[0]
             assert [*prompt_ids, *token_ids] == whole
+
+
+@pytest.mark.parametrize("template", ["{body}\nIs it? Answer:  ", "Is it?  {body} "])
+def test_spaces_at_the_end_of_a_plain_prompt_are_tokens_of_the_answer(
+    tokenizer: transformers.PreTrainedTokenizerFast, template: str
+) -> None:
+    """As in texts that models have learnt from, where the space belongs to the word behind it."""
+    codec = codec_of(tokenizer)
+    form = build_prompt_format(prompt_of(template, chat=False), codec)
+    text = template.format(body="the dog")
+    (prompt_ids,) = encode_rows(form, codec, [{"body": "the dog"}])
+    assert list(prompt_ids) == tokenizer(text.rstrip(" ")).input_ids
+    for label, token_ids in zip(("yes", "no"), codec.encode_labels(["yes", "no"], *form.ending()), strict=True):
+        assert [*prompt_ids, *token_ids] == tokenizer(text + label).input_ids
+    data = build_prompt_format(prompt_of("{body}", chat=False), codec)
+    assert data.place({"body": "the "})[0] == "the ", "data stays as it is"
+    assert data.place({"body": "the", SUFFIX: "? "})[0] == "the?"
+    chat = build_prompt_format(prompt_of("{body} ", chat=True), codec)
+    assert chat.ending()[1] == "", "a chat template's text behind the message is the model's own"
 
 
 def test_a_label_that_would_melt_into_the_prompt_is_encoded_alone() -> None:
@@ -233,7 +250,7 @@ def test_a_label_that_would_melt_into_the_prompt_is_encoded_alone() -> None:
     codec = codec_of(tokenizer)
     form = build_prompt_format(prompt_of("{body} Answer: ye", chat=False), codec)
     assert tokenizer("yes").input_ids == tokenizer.convert_tokens_to_ids(["yes"])
-    (token_ids, _) = codec.encode_labels(["s", "t"], form.ending())
+    (token_ids, _) = codec.encode_labels(["s", "t"], *form.ending())
     assert list(token_ids) == tokenizer("s").input_ids
 
 
@@ -241,7 +258,7 @@ def test_labels_that_cannot_be_told_apart_are_refused() -> None:
     codec = codec_of(unigram())
     form = build_prompt_format(prompt_of("{body}", chat=False), codec)
     with pytest.raises(WorkloadError, match="'é' and 'ü' are the same tokens"):
-        codec.encode_labels(["é", "ü"], form.ending())
+        codec.encode_labels(["é", "ü"], *form.ending())
 
 
 def test_chat_without_a_chat_template_is_refused() -> None:

@@ -34,7 +34,7 @@ def test_a_document_cannot_speak_as_the_chat_template(folder: Path | None, minil
     for system in ("Be brief.", "") if has_chat else ("",):
         form = build_prompt_format(Prompt(system=system, template="{text}", chat=has_chat, may_be_empty=()), codec)
         placed = [form.place({"text": text})[0] for text in ("the fox?", *hostile)]
-        harmless, *found = codec.encode(placed, add_special_tokens=form.add_special_tokens)
+        harmless, *found = codec.encode(placed, add_special_tokens=form.is_plain)
         expected = [token for token in harmless if token in control]
         for text, token_ids in zip(hostile, found, strict=True):
             assert [token for token in token_ids if token in control] == expected, text
