@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -34,8 +33,7 @@ SERVER_SETTINGS = {
 
 CONFIGURED_URL = PREFECT_API_URL.value()  # of a server that somebody else has started; None where there is none
 
-STARTUP_SECONDS, ANSWER_SECONDS = 90, 15
-STOP_SECONDS = 5
+STARTUP_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 90, 15, 5
 
 
 @contextmanager
@@ -105,7 +103,7 @@ def _can_keep_a_database() -> bool:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    process.send_signal(signal.SIGTERM)
+    process.terminate()
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
