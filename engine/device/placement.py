@@ -74,6 +74,5 @@ def give_back_freed_memory() -> None:
 
     glibc keeps freed memory for the thread that freed it, and the threads that read weights have ended.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)

@@ -68,7 +68,6 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
     if not attention.is_causal:
         raise ModelError(f"layer {index}: attention with is_causal=False is not supported; encoders: EncoderEngine")
-    has_head_norms = hasattr(attention, "q_norm")
     return LayerWeights(
         attention_norm=layer.input_layernorm.weight,
         qkv=join_linears(attention.q_proj, attention.k_proj, attention.v_proj),
@@ -77,8 +76,8 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
         gate=mlp.gate_proj.weight,
         up=mlp.up_proj.weight,
         down=mlp.down_proj.weight,
-        q_norm=attention.q_norm.weight if has_head_norms else None,
-        k_norm=attention.k_norm.weight if has_head_norms else None,
+        q_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
+        k_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
         epsilon=float(layer.input_layernorm.variance_epsilon),
         scoring=Scoring(scale=float(attention.scaling), window=layer_window(attention)),
         all_reduce=getattr(attention.o_proj, "all_reduce", None),
@@ -94,7 +93,10 @@ def layer_window(attention: Any) -> int:
 def join_linears(*linears: nn.Linear) -> Linear:
     """Linear layers with the same input, concatenated into one."""
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    return torch.cat([linear.weight for linear in linears]), bias
+    weights = [linear.weight for linear in linears]
+    if weights[0].is_meta:  # torch.cat would import what it computes such sizes with, for a second
+        return weights[0].new_empty(sum(map(len, weights)), weights[0].shape[1]), bias
+    return torch.cat(weights), bias
 
 
 class TiedEmbedding(nn.Module):

@@ -141,8 +141,7 @@ class TextCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without its special tokens."""
-        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return text
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def check_tokenizer(folder: Path) -> None:

@@ -5,10 +5,9 @@ read here with transformers, in float32.
 """
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from torch import nn
 
 from engine.kernels.branched_layer import BranchedWeights
@@ -19,11 +18,14 @@ from engine.model.families.layouts import LAYOUTS, Layout
 from engine.model.families.rotated_layers import DistinctAngles, RotatedLayers, angles_of, order_of_dims
 from engine.model.layers import join_linears, layer_window
 
+if TYPE_CHECKING:
+    import transformers
+
 _HEADS = ("q_proj", "k_proj", "v_proj", "qkv_proj")
 
 
 def find_family(
-    language_model: transformers.PreTrainedModel, device: torch.device, kv_dtype: torch.dtype
+    language_model: "transformers.PreTrainedModel", device: torch.device, kv_dtype: torch.dtype
 ) -> "Family | None":
     """The reader of a model's layers; None if the kernels do not support them.
 

@@ -66,6 +66,22 @@ def test_a_gguf_file_is_checked_without_torch(smollm2_gguf: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_gguf_file_is_loaded_and_answers_without_transformers(smollm2_gguf: Path) -> None:
+    """Which takes seconds to import, as what torch computes sizes of tensors without memory with."""
+    folder = resolve_checkpoint(smollm2_gguf)
+    program = (
+        "import sys; from engine import Engine, EngineConfig, Request;"
+        "config = EngineConfig(dtype='quantized', device='cpu', kv_memory_bytes=1 << 22);"
+        f"engine = Engine.load({str(folder)!r}, config);"
+        "(done,) = engine.generate([Request(request_id=0, token_ids=[5, 6, 7], max_new_tokens=4, ignore_eos=True)]);"
+        "assert len(done.token_ids) == 4;"
+        "assert not {'transformers', 'torch._dynamo'} & set(sys.modules)"
+    )
+    root = Path(__file__).parents[4]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def copy_with(source: Path, folder: Path, **changes: object) -> Path:
     """A copy of a checkpoint with changes of its config.json."""
     shutil.copytree(source, folder)
