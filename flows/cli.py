@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
 
-from flows.command.commands import COMMANDS, MODULES
+from flows.command.commands import COMMANDS, HELP_FLAGS, MODULES
 from flows.command.failure import EXIT_USAGE, fail
 
 
@@ -30,27 +30,11 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, *given: str) -> int:
-    from importlib.metadata import version
-
-    from prefect import Flow
-
-    from flows.command.options import HELP_FLAGS
-    from flows.command.prefect_server import temporary_server
-    from flows.command.run_flow import run_flow
-
-    arguments = list(given)
     if name in COMMANDS:
-        is_file = name == "nightly" and arguments[:1] != [] and arguments[0].endswith(".toml")
-        needs_server = name not in ("report", "check", "advise") and not set(HELP_FLAGS) & set(arguments)
-        with temporary_server() if needs_server else nullcontext():  # starts while the flow is imported
-            if is_file:
-                return run_flow(import_module("flows.nights.night").night, ["--file", *arguments])
-            if name == "compare" and arguments[:1] != [] and not arguments[0].startswith("-"):
-                arguments = ["--workload", *arguments]
-            module = import_module(MODULES.get(name, f"flows.{name}"))
-            flow = getattr(module, name, None)
-            return run_flow(flow, arguments) if isinstance(flow, Flow) else int(module.main(arguments))
+        return _run_command(name, list(given))
     if name == "--version":
+        from importlib.metadata import version
+
         print(f"batchloom {version('batchloom')}")
     elif name in HELP_FLAGS:
         print("Usage: batchloom COMMAND [OPTIONS]\n")
@@ -59,3 +43,21 @@ def _run(name: str, *given: str) -> int:
     else:
         return fail(f"batchloom: no command {name!r}; there are {', '.join(COMMANDS)}", EXIT_USAGE)
     return 0
+
+
+def _run_command(name: str, arguments: list[str]) -> int:
+    from prefect import Flow
+
+    from flows.command.prefect_server import temporary_server
+    from flows.command.run_flow import run_flow
+
+    is_file = name == "nightly" and arguments[:1] != [] and arguments[0].endswith(".toml")
+    needs_server = name not in ("report", "check", "advise") and not set(HELP_FLAGS) & set(arguments)
+    with temporary_server() if needs_server else nullcontext():  # starts while the flow is imported
+        if is_file:
+            return run_flow(import_module("flows.nights.night").night, ["--file", *arguments])
+        if name == "compare" and arguments[:1] != [] and not arguments[0].startswith("-"):
+            arguments = ["--workload", *arguments]
+        module = import_module(MODULES.get(name, f"flows.{name}"))
+        flow = getattr(module, name, None)
+        return run_flow(flow, arguments) if isinstance(flow, Flow) else int(module.main(arguments))

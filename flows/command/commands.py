@@ -15,6 +15,8 @@ COMMANDS = {
 }
 """Their help texts, in the order of `batchloom --help`."""
 
+HELP_FLAGS = ("--help", "-h", "--help-all")
+
 FLAGS = {"explain": {"json": "print JSON instead of a page"}}
 """By command, options that are no parameters of its flow, with their help texts."""
 

@@ -11,11 +11,10 @@ from prefect import Flow
 from pydantic import ValidationError, create_model
 
 from engine.errors import ConfigError
-from flows.command.commands import USAGES, show_default
+from flows.command.commands import HELP_FLAGS, USAGES, show_default
 from flows.command.option_faults import describe_usage, describe_values
 from flows.settings import RENAMED
 
-HELP_FLAGS = ("--help", "-h", "--help-all")
 SHOWN_FIRST = (
     *("file", "database", "model", "workloads", "full", "until", "budget", "publish", "sample", "keep", "json"),
     *("workload", "gold", "run", "against", "min", "max"),

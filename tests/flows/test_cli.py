@@ -345,6 +345,8 @@ def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
         with suppress(SystemExit):
             batchloom([name, "--help"])
         assert ("NIGHT.toml" if name == "check" else "--database") in capsys.readouterr().out
+    program = "import sys; from flows.cli import batchloom; batchloom(['--help']); assert 'prefect' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
     script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert script == {"batchloom": "flows.cli:batchloom"}
 
