@@ -40,8 +40,9 @@ class PromptFormat:
         segments: of the user's message: a literal text, then the column that follows it (None at the end).
         tail: the chat template's text after the user's message, up to where the answer begins; empty for plain text.
         strips_start, strips_end: the chat template drops white space at this end of the message.
+        spaces: those that the chat template writes in front of an answer; tokens of most words begin with such a space.
         is_plain: plain text. The tokenizer adds its beginning-of-sequence token, which a chat template writes itself.
-            Spaces at the end are left to the answer: tokens of most words begin with the space before the word.
+            Spaces at the end are left to the answer.
     """
 
     head: str
@@ -49,6 +50,7 @@ class PromptFormat:
     tail: str
     strips_start: bool
     strips_end: bool
+    spaces: str
     is_plain: bool
 
     def place(self, values: Mapping[str, str]) -> tuple[str, list[int]]:
@@ -61,7 +63,7 @@ class PromptFormat:
                 message += values[column]
         if suffix := values.get(SUFFIX, ""):
             starts.append(len(message))
-        message = (message + suffix).removesuffix(self.ending(suffix)[1])
+        message = (message + suffix).removesuffix(self.ending(suffix)[1] if self.is_plain else "")
         stripped = message.lstrip() if self.strips_start else message
         stripped = stripped.rstrip() if self.strips_end else stripped
         num_stripped = len(message) - len(message.lstrip()) if self.strips_start else 0
@@ -69,11 +71,11 @@ class PromptFormat:
         return self.head + stripped + self.tail, places
 
     def ending(self, suffix: str = "") -> tuple[str, str]:
-        """The text that ends every prompt with this suffix, which is trusted, and the spaces left to the answer."""
+        """The text that ends every prompt with this suffix, which is trusted, and the spaces in front of answers."""
         after_columns = takewhile(lambda segment: segment[1] is None, reversed(self.segments))
         message = "".join(reversed([literal for literal, _ in after_columns])) + suffix
         if not self.is_plain:
-            return (message.rstrip() if self.strips_end else message) + self.tail, ""
+            return (message.rstrip() if self.strips_end else message) + self.tail, self.spaces
         stripped = message.rstrip(" ")
         return stripped, message[len(stripped) :]
 
@@ -102,6 +104,7 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> 
         tail=codec.trust(tail),
         strips_start=strips_start,
         strips_end=strips_end,
+        spaces=_find_spaces(codec, variables) if prompt.chat else "",
         is_plain=not prompt.chat,
     )
 
@@ -113,6 +116,19 @@ def _takes_system(system: str, codec: TextCodec, variables: Mapping[str, bool]) 
     except ModelError:
         return False
     return head.count(system) > without.count(system)
+
+
+def _find_spaces(codec: TextCodec, variables: Mapping[str, bool]) -> str:
+    """The spaces that the chat template writes between a prompt and its answer; none where it writes something else."""
+    answer, messages = secrets.token_hex(16), [{"role": "user", "content": "question"}]
+    try:
+        prompt = codec.render_chat(messages, **variables)
+        answered = [*messages, {"role": "assistant", "content": answer}]
+        whole = codec.render_chat(answered, **{**variables, "add_generation_prompt": False})
+    except ModelError:  # it takes no answers
+        return ""
+    between = whole.removeprefix(prompt).partition(answer)[0]
+    return between if whole.startswith(prompt) and not between.strip(" ") else ""
 
 
 def render_around(space: str, system: str, codec: TextCodec, variables: Mapping[str, bool]) -> tuple[str, str]:

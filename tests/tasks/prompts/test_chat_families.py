@@ -134,6 +134,11 @@ MISTRAL = (
     "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
     "{{ '[INST] ' + m['content'] + ' [/INST]' if m['role'] == 'user' else m['content'] + '</s>' }}{% endfor %}"
 )
+MISTRAL3 = (
+    "{{ '<s>' }}{% for m in messages %}"
+    "{{ '[INST] ' + m['content'] + '[/INST]' if m['role'] == 'user' else ' ' + m['content'] | trim + '</s>' }}"
+    "{% endfor %}"
+)
 MISTRAL7 = (
     "{{ '<s>' }}{% for m in messages %}{% if m['role'] == 'system' %}"
     "{{ '[SYSTEM_PROMPT]' + m['content'] + '[/SYSTEM_PROMPT]' }}{% else %}"
@@ -263,6 +268,43 @@ def test_a_system_message_that_a_template_drops_is_not_lost(
         (actual,) = encode(tokenizer, system, ["the fox?"])
         expected = family.asked.replace("Be brief.", system)
         assert actual == tokenizer(expected, add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize(
+    ("template", "control", "spaces"),
+    [
+        (LLAMA3, FAMILIES["llama3"].control, ""),
+        (GEMMA, FAMILIES["gemma"].control, ""),
+        (PHI3, FAMILIES["phi3"].control, ""),
+        (MISTRAL, FAMILIES["mistral"].control, ""),
+        (MISTRAL3, FAMILIES["mistral"].control, " "),
+    ],
+)
+def test_a_label_is_encoded_as_the_answer_that_the_template_writes(
+    template: str, control: tuple[str, ...], spaces: str
+) -> None:
+    backend = sentencepiece_bpe(list(control))
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in control])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template)
+    codec = TextCodec(tokenizer.backend_tokenizer, tokenizer)
+    form = build_prompt_format(Prompt(system="", template="{text}", chat=True, may_be_empty=()), codec)
+    assert form.spaces == spaces
+    (prompt,) = encode(tokenizer, "", ["the fox?"])
+    for label, token_ids in zip(("the", "no"), codec.encode_labels(["the", "no"], *form.ending()), strict=True):
+        messages = [{"role": "user", "content": "the fox?"}, {"role": "assistant", "content": label}]
+        whole = tokenizer.apply_chat_template(messages, tokenize=False)
+        expected = tokenizer(whole, add_special_tokens=False).input_ids
+        assert [*prompt, *token_ids] == expected[: len(prompt) + len(token_ids)]
+
+
+def test_a_template_that_writes_more_than_spaces_before_answers_or_takes_none_says_nothing_of_labels() -> None:
+    for name in ("harmony", "mistral7", "wordpiece"):
+        family = FAMILIES[name]
+        made = family.tokenizer(list(family.control))
+        made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in family.control])
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=family.template)
+        codec = TextCodec(tokenizer.backend_tokenizer, tokenizer)
+        assert build_prompt_format(Prompt(system="", template="{text}", chat=True, may_be_empty=()), codec).spaces == ""
 
 
 def test_a_document_cannot_speak_as_the_chat_template(
