@@ -1,5 +1,6 @@
 """The console script `batchloom`. What takes seconds to import is imported when a command runs."""
 
+import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
     given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if (text := " ".join(given)).encode(errors="ignore").decode() != text:
         return fail(f"batchloom: names must be UTF-8, got {text!a}", EXIT_USAGE)
+    if arguments is None:  # the process is ours: of the many objects that imports make, hardly any is garbage
+        gc.set_threshold(50_000, 10, 10)
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else a shell's background job
     if is_usual:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
