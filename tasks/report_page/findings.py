@@ -67,7 +67,7 @@ def _find_outcome(facts: RunFacts) -> list[str]:
     if run.num_errors:
         found.append(f"{count(run.num_errors)} rows could not be answered; the reasons are below.")
     if not (run.num_rows or run.num_already_done):
-        found.append("There was nothing to do: the workload's query gave no rows.")
+        found.append("There was nothing to do: the workload had no rows.")
     elif not run.num_rows:
         found.append(f"There was nothing new to do: {count(run.num_already_done)} rows had been answered before.")
     return found

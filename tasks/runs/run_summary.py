@@ -44,7 +44,7 @@ class RunSummary:
     def text(self) -> str:
         """The summary as a line of the log."""
         if not (self.num_rows or self.num_already_done):
-            return f"{self.workload}: nothing to do; its query gives no rows"
+            return f"{self.workload}: nothing to do; it has no rows"
         if self.num_rows == 0:
             return f"{self.workload}: nothing new to do; {self.num_already_done:,} rows were answered before"
         parts = [f"{self.num_ok:,} rows answered", f"{self.num_errors:,} failed"]

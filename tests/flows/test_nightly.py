@@ -107,7 +107,7 @@ def test_a_night_with_nothing_new_says_so(nights: Any) -> None:
         ("ranking", "completed", 0),
     ]
     nights.sql("delete from ranking_candidates")
-    assert nights.run("ranking")[0].text == "ranking: nothing to do; its query gives no rows"
+    assert nights.run("ranking")[0].text == "ranking: nothing to do; it has no rows"
 
 
 def test_only_what_changed_is_answered_again(nights: Any) -> None:
