@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report with the options in `arguments` (the process's own if None); returns the exit code."""
     parser = argparse.ArgumentParser(prog="batchloom report", description=COMMANDS["report"])
     parser.add_argument("--database", type=Path, required=True, help="DuckDB file")
-    parser.add_argument("--run", metavar="RUN_ID", help="run_id in the table runs (default: the newest run)")
+    parser.add_argument("--run", metavar="RUN_ID", help="run_id in the table runs (default: the newest that had work)")
     parser.add_argument(
         "--out", type=Path, metavar="PAGE", help="file to write (default: report.html in the run's folder)"
     )

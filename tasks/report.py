@@ -28,7 +28,7 @@ def write_report(
     Without the plan that the run's manifest names there are no share degrees.
 
     Args:
-        run_id: None for the newest run.
+        run_id: None for the newest run that had something to do.
         page: the file; None for ``report.html`` in the run's folder.
     Returns:
         the absolute path of the page, and what it shows.

@@ -1,5 +1,5 @@
 -- purpose: the totals of a run, for its report
--- grain:   at most one row: the run, or the newest one if $run_id is null
+-- grain:   at most one row: the run, or if $run_id is null the newest one that had something to do, else the newest
 -- inputs:  runs
 -- parameters: $run_id (text or null)
 
@@ -34,5 +34,5 @@ select
     versions::text as versions
 from runs
 where $run_id is null or run_id = $run_id
-order by started_at desc, run_id desc
+order by num_rows = 0 and status = 'completed', started_at desc, run_id desc
 limit 1

@@ -56,7 +56,7 @@ class RunFacts:
 
 
 def read_run(connection: duckdb.DuckDBPyConnection, run_id: str | None = None) -> Row:
-    """The row of a run; None for the newest run.
+    """The row of a run; None for the newest run that had something to do.
 
     Raises:
         DatabaseError: there is no such run. DuckDB's errors pass through; `connect` translates them.

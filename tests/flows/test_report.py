@@ -338,8 +338,8 @@ def test_no_two_labels_of_a_picture_overlap(nights: Any, browser: Browser, tmp_p
 @pytest.mark.usefixtures("prefect_server")
 def test_a_night_without_work_has_a_page_that_says_so(nights: Any, open_report: Callable[..., Node]) -> None:
     nights.run("ranking")
-    nights.run("ranking")
-    page = open_report()
+    (summary,) = nights.run("ranking")
+    page = open_report(summary.run_id)
     assert "nothing new to do: 6 rows had been answered before" in page.all("main")[0].text
     assert [figure.attributes["id"] for figure in page.all("figure")] == ["stages", "settings"]
 

@@ -231,6 +231,17 @@ def test_a_run_that_found_nothing_to_do_has_no_steps_and_no_rows(night: Any) -> 
     assert (list(facts.bins), list(facts.lengths), list(facts.errors)) == ([], [], [])
 
 
+def test_the_newest_run_is_one_that_had_something_to_do_if_there_is_any(night: Any) -> None:
+    busy, idle = night.run().record.run_id, night.run().record.run_id
+    night.sql("update runs set started_at = '2999-01-01 00:00:00+00' where run_id = ?", [idle])
+    assert read_facts(night).run.run_id == busy
+    night.sql("update runs set status = 'failed' where run_id = ?", [idle])
+    assert read_facts(night).run.run_id == idle, "a run that failed before it had read rows"
+    night.sql("update runs set status = 'completed'")
+    night.sql("delete from runs where run_id = ?", [busy])
+    assert read_facts(night).run.run_id == idle
+
+
 def test_no_run_yet_and_no_tables_at_all(night: Any, tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="no run in table runs yet"):
         read_facts(night)
