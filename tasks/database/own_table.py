@@ -13,17 +13,26 @@ from tasks.workloads.workload import Workload
 def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, *, is_foreign: bool) -> None:
     """Create the table if it is missing, and replace its views. See `create_schema` for the parameters."""
     table = workload.output.table
-    requests_sql = f"select * exclude (error) from {quote_identifier(table)}"
+    requests_sql, types = f"select * exclude (error) from {quote_identifier(table)}", {}
     if not is_foreign:
-        list_request_columns(connection, workload, table)
+        types = {name.lower(): each for name, each in list_request_columns(connection, workload, table).items()}
         requests_sql = workload.requests_sql
     connection.execute(_create_answers(workload))
-    latest = fill_identifiers(
-        statement("schema/create_latest_view"), view=f"latest_{table}", table=table, keys=workload.key
-    ).split("<requests>")
-    connection.execute(requests_sql.replace("'", "''").join(latest))
+    names = {"view": f"latest_{table}", "table": table, "keys": workload.key}
+    latest = fill_identifiers(statement("schema/create_latest_view"), **names)
+    latest = latest.replace("<keys>", ", ".join(_read_key(key, types.get(key.lower(), "")) for key in workload.key))
+    connection.execute(requests_sql.replace("'", "''").join(latest.split("<requests>")))
     views = {"view": f"failed_{table}", "latest": f"latest_{table}"}
     execute(connection, "schema/create_failed_view", **views, keys=workload.key)
+
+
+def _read_key(name: str, type_: str) -> str:
+    """The SQL of a key column as the output table has it: time zones as in UTC, see `CONNECTION_OPTIONS`."""
+    column = quote_identifier(name)
+    if type_ != "TIMESTAMP WITH TIME ZONE":
+        return column
+    in_utc = f"({column} at time zone 'UTC')::varchar || '+00'"
+    return f"case when isfinite({column}) then {in_utc} else {column}::varchar end as {column}"
 
 
 def list_own_relations(workload: Workload) -> dict[str, Relation]:

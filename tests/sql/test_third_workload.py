@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from engine.errors import DatabaseError, WorkloadError
@@ -80,6 +81,21 @@ def test_its_views_follow_the_query(tickets: Any, topics: Path) -> None:
     tickets.sql("update tickets set message = 'back' where ticket_id = 't-4'")
     changed = tickets.prepare(workload, lambda row: None)
     assert [row["ticket_id"] for row in changed.rows()] == ["t-4"]
+
+
+def test_its_views_do_not_depend_on_the_reader_s_time_zone(tickets: Any, topics: Path) -> None:
+    """Keys with a time zone are text in UTC in the output table."""
+    topics.write_text(BLOCKS["topics.toml"].replace('["ticket_id"]', '["ticket_id", "Opened At"]'))
+    times = "['2026-03-29 00:30+00', 'infinity', null]"
+    (topics.parent / "select_tickets.sql").write_text(
+        f"select *, ({times})[ticket_id[3]::int]::timestamptz as \"opened at\" from tickets where ticket_id <> 't-4'"
+    )
+    tickets.run(load_workload(topics), sort)
+    for zone in ("UTC", "America/New_York", "Asia/Kolkata"):
+        with duckdb.connect(str(tickets.path), read_only=True) as reader:
+            reader.execute(f"set timezone = '{zone}'")
+            found = reader.execute('select "Opened At", error from latest_ticket_topics order by ticket_id').fetchall()
+        assert found == [("2026-03-29 00:30:00+00", None), ("infinity", None), (None, "Opened At is NULL")], zone
 
 
 def test_an_own_table_has_the_columns_of_a_shipped_one(night: Any) -> None:
