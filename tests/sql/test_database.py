@@ -65,7 +65,7 @@ def test_a_long_wait_is_logged_with_who_is_waited_for(
     database: Path, holder: subprocess.Popen[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        pytest.raises(DatabaseError, match=r"; waited 4\.0 s"),
+        pytest.raises(DatabaseError, match=r"; waited 4 s"),
         caplog.at_level("WARNING", "batchloom"),
         connect(database, read_only=True, lock_timeout_seconds=4.0),
     ):
