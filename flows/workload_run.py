@@ -1,7 +1,7 @@
 """One workload from table to table: read, tokenize, plan, infer, write."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -189,8 +189,8 @@ def plan_rows(source: Source, workload: Workload, run: Run, tokens: ArtifactRef)
     return plan
 
 
-def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef) -> int:
-    """Infer every partition of a plan; returns how many rows the deadline left. See `infer_plan`, `check_failures`."""
+def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef, *, is_whole: bool = True) -> int:
+    """Infer every partition of a plan; returns how many rows the deadline left. See `infer_plan`, `count_left`."""
     summary = read_plan_summary(plan)
     sharing = summary.sharing
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
@@ -198,14 +198,15 @@ def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef) ->
     answer = read_answer_length(night.source.database, workload)
     job = night.make_job(workload, run, plan, answer.expected_output_tokens)
     parts = infer_plan(night, job, summary, {run: 1.0}, answer.num_tokens)
-    return summary.num_rows if parts is None else check_failures(night, run, parts, summary.num_rows)
+    return summary.num_rows if parts is None else count_left(night, workload, parts, summary.num_rows, is_whole)
 
 
-def check_failures(night: Night, run: Run, parts: Sequence[ArtifactRef], num_rows: int) -> int:
-    """How many of the run's rows are in no part; raises if too many of the others failed. See `FailurePolicy.check`."""
+def count_left(night: Night, workload: Workload, parts: list[ArtifactRef], num_rows: int, is_whole: bool = True) -> int:
+    """How many of the planned rows are in no part; raises if too many of the others failed. See `FailurePolicy.check`.
+    The need for crash isolation ends only where all open rows were planned (`is_whole`) and tried."""
     reasons, num_tried = count_reasons(parts), sum(part.num_rows for part in parts)
-    if ENDED.reason in reasons or num_tried == num_rows:
-        set_isolation(run, is_needed=ENDED.reason in reasons)
+    if (has_died := ENDED.reason in reasons) or (is_whole and num_tried == num_rows):
+        set_isolation(night.source.database, workload.name, is_needed=has_died)
     night.failures.check(reasons, num_tried)
     return num_rows - num_tried
 

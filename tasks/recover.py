@@ -67,7 +67,7 @@ def recover_runs(database: Path) -> list[Run]:
                 continue
             if run.record.status == "running":
                 if _has_tried_rows(run):
-                    set_isolation(run, is_needed=True)
+                    set_isolation(run.database, run.record.workload, is_needed=True)
                 run.end("interrupted", "its process ended")
             if workload.prompt.layout == "auto":
                 from tasks.layouts.kept import use_kept

@@ -8,7 +8,7 @@ from flows.workers import infer_plan, measure_all
 from flows.workload_run import (
     Night,
     begin_run,
-    check_failures,
+    count_left,
     infer_rows,
     plan_rows,
     read_rows,
@@ -86,7 +86,7 @@ def _answer(night: Night, runs: Sequence[WorkloadRun]) -> dict[str, int | Except
     ends: dict[str, int | Exception] = {}
     for (workload, run), num_rows in zip(runs, num_planned, strict=True):
         try:
-            ends[workload.name] = check_failures(night, run, run.list_parts(), num_rows)
+            ends[workload.name] = count_left(night, workload, run.list_parts(), num_rows)
         except FailureRateError as error:
             ends[workload.name] = error
     return ends

@@ -42,7 +42,7 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
             run.note({"requests": sample.requests}, num_already_done=found.num_already_done)
             tokens = tokenize_rows(source, workload, run, sample.requests)
             sample_plan = plan_rows(source, workload, run, tokens)
-            num_left = infer_rows(night, workload, run, sample_plan)
+            num_left = infer_rows(night, workload, run, sample_plan, is_whole=False)
         except BaseException as error:
             if keep:
                 stop_run(run, workload, error)

@@ -80,21 +80,19 @@ def needs_isolation(database: str | Path, workload: str) -> bool:
     That is so after a run died while it tried rows, until a run tries all its rows without such a death. A row that
     crashes an engine's own process becomes an error row; in the flow's process it would crash every night.
     """
-    return _isolation_mark(runs_folder(database), workload).exists()
+    return _isolation_mark(database, workload).exists()
 
 
-def set_isolation(run: "Run", *, is_needed: bool) -> None:
-    """Note whether the next run of the workload needs crash isolation; a run in a folder elsewhere, such as a sample's,
-    does not change that. See `needs_isolation`."""
-    mark = _isolation_mark(Path(run.folder).parent, run.record.workload)
+def set_isolation(database: str | Path, workload: str, *, is_needed: bool) -> None:
+    """Note whether the workload's next run needs crash isolation. See `needs_isolation`."""
     if is_needed:
-        mark.touch(mode=0o600)
+        _isolation_mark(database, workload).touch(mode=0o600)
     else:
-        mark.unlink(missing_ok=True)
+        _isolation_mark(database, workload).unlink(missing_ok=True)
 
 
-def _isolation_mark(runs: Path, workload: str) -> Path:
-    return runs / f"guarded-{workload}"
+def _isolation_mark(database: str | Path, workload: str) -> Path:
+    return runs_folder(database) / f"guarded-{workload}"
 
 
 @dataclass(eq=False)

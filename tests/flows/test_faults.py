@@ -368,8 +368,10 @@ def test_nights_that_a_row_kills_end_with_it_as_an_error_row(nights: Any, forker
     sample = [*inputs, *OPTIONS, "--workload", "snippets", "--sample", "1"]
     assert forker.run(arguments=sample) == 0, forker.said
     assert mark.exists(), "a sample tries some rows only"
+    assert forker.run(arguments=[*sample, "--keep"]) == 0, forker.said
+    assert mark.exists(), "as does one whose answers are kept"
 
-    assert forker.run(arguments=[*command, "--workload", "snippets"]) == 0, forker.said
+    assert forker.run(arguments=[*command, "--workload", "snippets", "--full"]) == 0, forker.said
     assert not mark.exists()
     with duckdb.connect(str(nights.path), read_only=True) as connection:
         assert connection.execute("select count(*) from latest_snippets where status = 'ok'").fetchone() == (11,)

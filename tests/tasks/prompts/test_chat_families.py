@@ -236,6 +236,14 @@ FAMILIES = {
 }
 
 
+def make_tokenizer(
+    kind: Callable[[list[str]], Tokenizer], control: tuple[str, ...], template: str
+) -> transformers.PreTrainedTokenizerFast:
+    made = kind(list(control))
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in control])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template)
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
@@ -243,9 +251,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 @pytest.fixture(scope="module")
 def tokenizer(family: Family) -> transformers.PreTrainedTokenizerFast:
-    made = family.tokenizer(list(family.control))
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in family.control])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=family.template)
+    return make_tokenizer(family.tokenizer, family.control, family.template)
 
 
 def encode(tokenizer: transformers.PreTrainedTokenizerFast, system: str, texts: list[str]) -> list[list[int]]:
@@ -283,9 +289,7 @@ def test_a_system_message_that_a_template_drops_is_not_lost(
 def test_a_label_is_encoded_as_the_answer_that_the_template_writes(
     template: str, control: tuple[str, ...], spaces: str
 ) -> None:
-    backend = sentencepiece_bpe(list(control))
-    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in control])
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template)
+    tokenizer = make_tokenizer(sentencepiece_bpe, control, template)
     codec = TextCodec(tokenizer.backend_tokenizer, tokenizer)
     form = build_prompt_format(Prompt(system="", template="{text}", chat=True, may_be_empty=()), codec)
     assert form.spaces == spaces
@@ -300,9 +304,7 @@ def test_a_label_is_encoded_as_the_answer_that_the_template_writes(
 def test_a_template_that_writes_more_than_spaces_before_answers_or_takes_none_says_nothing_of_labels() -> None:
     for name in ("harmony", "mistral7", "wordpiece"):
         family = FAMILIES[name]
-        made = family.tokenizer(list(family.control))
-        made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in family.control])
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=family.template)
+        tokenizer = make_tokenizer(family.tokenizer, family.control, family.template)
         codec = TextCodec(tokenizer.backend_tokenizer, tokenizer)
         assert build_prompt_format(Prompt(system="", template="{text}", chat=True, may_be_empty=()), codec).spaces == ""
 

@@ -21,6 +21,13 @@ from tests.tiny_encoders import save_encoder
 SETTINGS = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22)
 
 
+def run_program(text: str) -> None:
+    """Runs a program in a process of its own, which has imported nothing."""
+    root = Path(__file__).parents[4]
+    done = subprocess.run([sys.executable, "-c", text], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def list_mapped(folder: Path) -> list[str]:
     """The lines of this process's memory map that name a file of the folder."""
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
@@ -61,9 +68,7 @@ def test_a_gguf_file_is_checked_without_torch(smollm2_gguf: Path) -> None:
         f"check_weights(EngineConfig(), Path({str(folder)!r}));"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    root = Path(__file__).parents[4]
-    done = subprocess.run([sys.executable, "-c", check], cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_program(check)
 
 
 def test_a_gguf_file_is_loaded_and_answers_without_transformers(smollm2_gguf: Path) -> None:
@@ -77,9 +82,7 @@ def test_a_gguf_file_is_loaded_and_answers_without_transformers(smollm2_gguf: Pa
         "assert len(done.token_ids) == 4;"
         "assert not {'transformers', 'torch._dynamo'} & set(sys.modules)"
     )
-    root = Path(__file__).parents[4]
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_program(program)
 
 
 def copy_with(source: Path, folder: Path, **changes: object) -> Path:
