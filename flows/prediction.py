@@ -14,7 +14,7 @@ from tasks.layouts.settle import settle_layouts
 from tasks.nights.allotment import Portion, list_portions
 from tasks.nights.pace import Pace
 from tasks.read import ReadResult, read_answer_length
-from tasks.runs.infer_job import InferJob
+from tasks.runs.infer_job import InferJob, Member
 from tasks.runs.run import Run
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
@@ -115,7 +115,8 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
         if plan is None or not (summary := read_plan_summary(plan)).num_rows:
             return []
         length, team = read_answer_length(source.database, workload), night.workers.count(night.engine)
-        job = night.make_job(workload, run, plan, length.expected_output_tokens)
+        expected = length.expected_output_tokens
+        job = night.make_job(plan, Member(run_folder=run.folder, workload=workload, expected_output_tokens=expected))
         ratio = find_speed_ratio(source, night.engine)
         found = predict_run(job, summary, max(1, round(length.num_tokens)), team, None, ratio)
         return list_portions(workload.name, plan, summary, found["step_seconds"] / team.num_engines)

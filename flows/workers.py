@@ -78,12 +78,12 @@ class Workers:
         if job.exchange:
             from tasks.runs.run_exchange import RunExchange
 
-            exchange = RunExchange(job.run_folder, job.exchange)
+            exchange = RunExchange(job.first.run_folder, job.exchange)
             exchange.offer(job.plan)
         cluster = self._cluster
         submitted = cluster.submit(job, dispatch_order) if cluster else self._submit(job, dispatch_order, pace)
         with (
-            watch_progress(job.run_folder, job.title, work, show=show),
+            watch_progress(job.first.run_folder, job.title, work, show=show),
             exchange.taking() if exchange is not None else nullcontext(),
             submitted as futures,
         ):

@@ -96,30 +96,20 @@ class Night:
     deadline: float | None = None
     keeps_base: bool = False
 
-    def make_job(
-        self,
-        workload: Workload,
-        run: Run,
-        plan: ArtifactRef,
-        expected_output_tokens: int | None,
-        others: tuple[Member, ...] = (),
-    ) -> InferJob:
+    def make_job(self, plan: ArtifactRef, *members: Member) -> InferJob:
         """What each worker needs to infer partitions of the plan. See `InferJob`."""
         source, url = self.source, self.machines.exchange
         local_model = Path(source.model).expanduser()
         return InferJob(
-            run_folder=run.folder,
+            members=members,
             plan=plan,
-            workload=workload,
             checkpoint=str(source.checkpoint),
             model_digest=source.model_digest,
             engine=self.engine,
             failures=self.failures,
-            expected_output_tokens=expected_output_tokens,
-            exchange=f"{url.rstrip('/')}/{Path(run.folder).name}" if url else "",
+            exchange=f"{url.rstrip('/')}/{Path(members[0].run_folder).name}" if url else "",
             model=str(local_model.absolute()) if local_model.exists() else source.model,
             deadline=self.deadline,
-            others=others,
             keeps_base=self.keeps_base,
         )
 
@@ -196,7 +186,8 @@ def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef, *,
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info("%s: %s", workload.name, summary.text)
     answer = read_answer_length(night.source.database, workload)
-    job = night.make_job(workload, run, plan, answer.expected_output_tokens)
+    expected = answer.expected_output_tokens
+    job = night.make_job(plan, Member(run_folder=run.folder, workload=workload, expected_output_tokens=expected))
     parts = infer_plan(night, job, summary, {run: 1.0}, answer.num_tokens)
     return summary.num_rows if parts is None else count_left(night, workload, parts, summary.num_rows, is_whole)
 

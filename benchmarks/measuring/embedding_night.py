@@ -21,7 +21,7 @@ from tasks.database.schema import create_schema
 from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.read import read
-from tasks.runs.infer_job import FailurePolicy, InferJob
+from tasks.runs.infer_job import FailurePolicy, InferJob, Member
 from tasks.runs.run import Run
 from tasks.runs.source import Source
 from tasks.storage.artifact import runs_folder
@@ -92,14 +92,12 @@ def run_stage(stage: str, folder: Path) -> None:
         run.note({"plan": write_plan(run.artifacts["tokens"], target, "none", PARTITION_TOKENS, 1)})
     elif stage == "infer":
         job = InferJob(
-            run_folder=run.folder,
+            members=(Member(run_folder=run.folder, workload=workload),),
             plan=run.artifacts["plan"],
-            workload=workload,
             checkpoint=str(model),
             model_digest="model",
             engine=EngineConfig(dtype="float32"),
             failures=FailurePolicy(retries=0),
-            expected_output_tokens=None,
         )
         for partition in read_plan_summary(job.plan).dispatch_order:
             infer_partition(partition, job)

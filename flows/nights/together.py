@@ -123,7 +123,7 @@ def infer_together(
     source, summary = night.source, read_plan_summary(plan)
     lengths = [read_answer_length(source.database, workload) for workload, _ in runs]
     firsts = find_first_row_ids(tokens)
-    first, *others = (
+    members = (
         Member(
             run_folder=run.folder,
             workload=workload,
@@ -132,7 +132,7 @@ def infer_together(
         )
         for (workload, run), first_row_id, length in zip(runs, firsts, lengths, strict=True)
     )
-    job = night.make_job(*runs[0], plan, first.expected_output_tokens, tuple(others))
+    job = night.make_job(plan, *members)
     LOGGER.info("%s: %s", job.title, summary.text)
     num_answer_tokens = _average([length.num_tokens for length in lengths], tokens)
     shares = {run: count_planned(ref) / max(1, summary.num_rows) for (_, run), ref in zip(runs, tokens, strict=True)}

@@ -11,6 +11,7 @@ from flows.workload_run import Night, begin_run, infer_rows, plan_rows, tokenize
 from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.settle import settle_layouts
 from tasks.recover import stop_run
+from tasks.runs.infer_job import Member
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
 from tasks.sample import Sample, choose_rows, read_answers
@@ -55,7 +56,7 @@ def _show(night: Night, workload: Workload, run: Run, sample: Sample, plan: Arti
     """Show the answers, and the forecast for all rows, whose plan is given, if it can be computed."""
     rows = read_answers(workload, sample.requests, run.artifacts["tokens"], run.list_parts())
     output_tokens = [row.num_output_tokens for row in rows if row.error is None]
-    job = night.make_job(workload, run, run.artifacts["plan"], None)
+    job = night.make_job(run.artifacts["plan"], Member(run_folder=run.folder, workload=workload))
     answered = AnsweredSample(job=job, output_tokens=output_tokens, steps=run.list_steps())
     shown = (workload.name, sample, rows, forecast_rows(night, plan, workload, output_tokens, answered))
     LOGGER.info("%s", render_sample(*shown))

@@ -99,13 +99,14 @@ def forecast_whole(
     def simulate(job: InferJob, num_tokens: float) -> dict[str, float]:
         num_answer_tokens = max(1, round(num_tokens))
         expected = num_answer_tokens if output_tokens else None
-        others = tuple(replace(member, expected_output_tokens=expected) for member in job.others)
-        ask = make_ask(replace(job, others=others, expected_output_tokens=expected))
+        members = tuple(replace(member, expected_output_tokens=expected) for member in job.members)
+        ask = make_ask(replace(job, members=members))
         return predict_on(hardware, job.plan, read_plan_summary(job.plan), ask, num_answer_tokens, team)
 
     simulated = simulate(sample.job, sum(sample.output_tokens) / max(1, len(sample.output_tokens)))
     ratio = _compare_speed(sample.steps, simulated["step_seconds"])
-    of_all = cache(partial(simulate, replace(sample.job, plan=plan, workload=workload, others=())))
+    all_rows = replace(sample.job.first, workload=workload, first_row_id=0)
+    of_all = cache(partial(simulate, replace(sample.job, plan=plan, members=(all_rows,))))
     block_bytes = hardware.shape.kv_block_bytes(engine)
     return SampledForecast(
         num_rows=whole.num_rows,

@@ -58,7 +58,7 @@ def infer_partition(
     with job.stop.make_on_error():  # otherwise this worker would begin the next partition
         work = PartitionWork(partition, job, upload_file)
         try:
-            answer_partition(partition, job, work, AttemptLog(job.run_folder, partition, upload_file))
+            answer_partition(partition, job, work, AttemptLog(job.first.run_folder, partition, upload_file))
         except StoppedError:
             if not job.stop.is_overdue:
                 return None
@@ -132,7 +132,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
 
     with PROCESS_HOST.use(job) as model:
         if model.engine.config != job.engine:
-            note_lowered(job.run_folder, model.engine.config)
+            note_lowered(job.first.run_folder, model.engine.config)
         if stop.is_made:  # the deadline may have passed during loading
             raise StoppedError
         on_begin()

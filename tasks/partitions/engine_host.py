@@ -50,9 +50,9 @@ class EngineHost:
             key = (job.checkpoint, job.model_digest, job.engine)
             if self._key != key:
                 self._key, self._model, self._num_halvings = key, None, 0
-            if self._model is not None and self._model.engine.adapter != job.workload.adapter:
+            if self._model is not None and self._model.engine.adapter != job.first.workload.adapter:
                 loaded, self._model = self._model, None
-                if job.keeps_base and exchange_adapter(loaded.engine, job.workload.adapter):
+                if job.keeps_base and exchange_adapter(loaded.engine, job.first.workload.adapter):
                     self._model = loaded
                 del loaded
             if self._model is not None and not self._model.engine.is_usable:
@@ -104,9 +104,9 @@ def _load_engine(job: InferJob, config: EngineConfig) -> "Engine | EncoderEngine
     """The engine, or None if memory ran out. Raises as `Engine.load`."""
     from engine.engine import Engine  # seconds to import; a night without new rows needs no engine
 
-    checkpoint, adapter = job.checkpoint, job.workload.adapter
+    checkpoint, adapter = job.checkpoint, job.first.workload.adapter
     try:
-        if job.workload.kind.is_pooled:
+        if job.first.workload.kind.is_pooled:
             from engine.encoding.encoder_engine import EncoderEngine
             from engine.encoding.families import is_encoder
 

@@ -104,7 +104,7 @@ class PartitionWork:
         self._num_files = self._num_steps = self.num_failed = 0
         self.answered: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.parts: list[ArtifactRef] = []
-        self.progress = PartitionProgress(Path(job.run_folder), partition)
+        self.progress = PartitionProgress(Path(job.first.run_folder), partition)
         folders = [(Path(member.run_folder, "steps"), Path(member.run_folder, "parts")) for member in job.members]
         while any((folder / self._name(self._num_files)).exists() for folder in chain(*folders)):
             self._num_files += 1

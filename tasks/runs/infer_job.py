@@ -102,8 +102,8 @@ class Member:
 
     run_folder: str
     workload: Workload
-    first_row_id: int
-    expected_output_tokens: int | None
+    first_row_id: int = 0
+    expected_output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,40 +111,30 @@ class InferJob:
     """What all partitions of a run have in common.
 
     Attributes:
-        run_folder, workload, expected_output_tokens: of the first member.
+        members: the workloads whose rows are in the plan, in the order of their rows.
         model_digest: of the checkpoint's content; an engine with another digest is loaded anew.
         exchange: URL of the run's folder in a store, see `ObjectStore`, where workers that do not see the paths above
             get their work and put their results; empty if all see them.
         model: as the user named it, a local path absolute; with an exchange, each host resolves it to its own copy.
         deadline: Unix time after which no step of the engine begins; None for none.
         keeps_base: the night also uses other adapters of the same model, see `Engine.load`.
-        others: further members, if the plan holds rows of several workloads.
     """
 
-    run_folder: str
+    members: tuple[Member, ...]
     plan: ArtifactRef
-    workload: Workload
     checkpoint: str
     model_digest: str
     engine: EngineConfig
     failures: FailurePolicy
-    expected_output_tokens: int | None
     exchange: str = ""
     model: str = ""
     deadline: float | None = None
-    others: tuple[Member, ...] = ()
     keeps_base: bool = False
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        """The workloads whose rows are in the plan, in the order of their rows."""
-        first = Member(
-            run_folder=self.run_folder,
-            workload=self.workload,
-            first_row_id=0,
-            expected_output_tokens=self.expected_output_tokens,
-        )
-        return (first, *self.others)
+    def first(self) -> Member:
+        """The member whose run folder holds what is told and noted of the whole job."""
+        return self.members[0]
 
     def find_members(self, row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The index in `members` of each row's workload."""
@@ -159,4 +149,4 @@ class InferJob:
     @property
     def stop(self) -> StopRequest:
         """The run's request to stop."""
-        return StopRequest(self.run_folder, self.deadline)
+        return StopRequest(self.first.run_folder, self.deadline)

@@ -139,7 +139,9 @@ def local_job(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Upload]
         temporary.replace(plan)
     _fetch_partition(store, folder, partition)
     checkpoint = _find_checkpoint(job.model, job.model_digest)
-    here = replace(job, run_folder=str(folder), plan=replace(job.plan, path=str(plan)), checkpoint=checkpoint)
+    (member,) = job.members  # a plan of several workloads has no exchange
+    members = (replace(member, run_folder=str(folder)),)
+    here = replace(job, members=members, plan=replace(job.plan, path=str(plan)), checkpoint=checkpoint)
     with _relaying(store, folder):
         yield here, lambda path: _upload(store, path, folder)
 

@@ -22,7 +22,7 @@ def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
     import ray
 
     with local_job(partition, job) as (here, upload_file), here.stop.make_on_error():
-        begin_partition(AttemptLog(here.run_folder, partition, upload_file))
+        begin_partition(AttemptLog(here.first.run_folder, partition, upload_file))
         gpu_ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         if gpu_ids:
             device = name_device(gpu_ids[0], os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -51,7 +51,7 @@ class WorkerPool:
         worker = self._free.get()
         try:
             while True:
-                begin_partition(AttemptLog(job.run_folder, partition))
+                begin_partition(AttemptLog(job.first.run_folder, partition))
                 try:
                     return worker.answer(partition, job)
                 except _WorkerDiedError as error:
@@ -61,7 +61,7 @@ class WorkerPool:
                     if job.exchange:  # `begin_partition` needs the attempts that the process noted
                         from tasks.runs.run_exchange import RunExchange
 
-                        RunExchange(job.run_folder, job.exchange).take(("attempts",))
+                        RunExchange(job.first.run_folder, job.exchange).take(("attempts",))
                     LOGGER.warning("partition %d is handed out again: its %s", partition, error)
         finally:
             self._free.put(worker)

@@ -33,7 +33,7 @@ from flows.nightly import nightly
 from tasks.forecast.hardware import choose_hardware
 from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
-from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
+from tasks.runs.infer_job import FailurePolicy, InferJob, Member, StopRequest
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import load_workload
 
@@ -108,7 +108,9 @@ def work(order: dict[str, Any]) -> int:
         end_after(order["num_steps"])
     if "infer" in order:
         partition, job = order["infer"]
-        job |= {"plan": ArtifactRef(**job["plan"]), "workload": load_workload(job["workload"]["source"])}
+        (member,) = job["members"]
+        member |= {"workload": load_workload(member["workload"]["source"])}
+        job |= {"plan": ArtifactRef(**job["plan"]), "members": (Member(**member),)}
         job |= {"engine": EngineConfig(**job["engine"]), "failures": FailurePolicy(**job["failures"])}
         infer.fn(partition, InferJob(**job))
         return 0
@@ -126,14 +128,12 @@ def serve(model: Path) -> None:
         getattr(import_module(module), name)()
     choose_hardware("cpu", checkpoint, config)  # its rates are measured once for all nights with a deadline
     job = InferJob(
-        run_folder="",
+        members=(Member(run_folder="", workload=load_workload("snippets")),),
         plan=ArtifactRef(path="", num_rows=0, digest=""),
-        workload=load_workload("snippets"),
         checkpoint=str(checkpoint),
         model_digest=checkpoint_digest(checkpoint),
         engine=config,
         failures=FailurePolicy(),
-        expected_output_tokens=None,
     )
     with PROCESS_HOST.use(job):
         pass

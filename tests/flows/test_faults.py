@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 from engine.config import EngineConfig
 from tasks.plan_prefix import write_plan
 from tasks.read import read
-from tasks.runs.infer_job import FailurePolicy, InferJob
+from tasks.runs.infer_job import FailurePolicy, InferJob, Member
 from tasks.runs.run import Run
 from tasks.storage.artifact import runs_folder
 from tasks.tokenize import read_max_model_len, write_tokens
@@ -313,14 +313,12 @@ def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
     )
     plan = write_plan(tokens, str(tmp_path / "plan.parquet"), "exact", 10_000_000, 48)
     job = InferJob(
-        run_folder=run.folder,
+        members=(Member(run_folder=run.folder, workload=workload),),
         plan=plan,
-        workload=workload,
         checkpoint=str(nights.model),
         model_digest="digest",
         engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, num_threads=1),
         failures=FailurePolicy(retries=retries),
-        expected_output_tokens=None,
     )
     (poison,) = AutoTokenizer.from_pretrained(nights.model)("~", add_special_tokens=False).input_ids
     num_deaths, parts = 0, []

@@ -15,7 +15,7 @@ from flows.workers import FEWEST_TOKENS_TO_PREDICT, Workers
 from flows.workload_run import Night
 from tasks.forecast.prediction import spread
 from tasks.report import write_report
-from tasks.runs.infer_job import FailurePolicy, InferJob
+from tasks.runs.infer_job import FailurePolicy, InferJob, Member
 from tasks.runs.run import Run
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
@@ -133,14 +133,12 @@ def test_a_night_that_cannot_be_predicted_goes_on(
     )
 
     job = InferJob(
-        run_folder=run.folder,
+        members=(Member(run_folder=run.folder, workload=workload),),
         plan=plan,
-        workload=workload,
         checkpoint=str(tmp_path / "gone"),
         model_digest="",
         engine=EngineConfig(device="cpu"),
         failures=FailurePolicy(),
-        expected_output_tokens=None,
     )
 
     @flow(name="unpredictable", persist_result=False)

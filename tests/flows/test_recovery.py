@@ -26,7 +26,7 @@ from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.recover import recover_runs, stop_run
 from tasks.runs.earlier_runs import sweep_runs
-from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
+from tasks.runs.infer_job import FailurePolicy, InferJob, Member, StopRequest
 from tasks.runs.progress import PartitionProgress
 from tasks.runs.run import Run
 from tasks.tokenize import read_max_model_len, write_tokens
@@ -231,14 +231,12 @@ def make_job(nights: Any, tmp_path: Path) -> InferJob:
     )
     plan = write_plan(tokens, str(tmp_path / "plan.parquet"), "exact", 10_000_000, 48)
     return InferJob(
-        run_folder=run.folder,
+        members=(Member(run_folder=run.folder, workload=load_workload("snippets")),),
         plan=plan,
-        workload=load_workload("snippets"),
         checkpoint=str(nights.model),
         model_digest="digest",
         engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20),
         failures=FailurePolicy(),
-        expected_output_tokens=None,
     )
 
 
@@ -273,7 +271,7 @@ def test_answers_are_kept_while_a_partition_is_computed(
     assert len(parts) > 2
     answers = pa.concat_tables([pq.read_table(part.path) for part in parts]).sort_by("row_id")
     assert answers["row_id"].to_pylist() == list(range(12))
-    steps = pa.concat_tables([pq.read_table(path) for path in Path(job.run_folder).glob("steps/*.parquet")])
+    steps = pa.concat_tables([pq.read_table(path) for path in Path(job.first.run_folder).glob("steps/*.parquet")])
     steps = steps.sort_by("step")
     assert steps["step"].to_pylist() == list(range(steps.num_rows))
     begins = steps["started_at"].to_pylist()

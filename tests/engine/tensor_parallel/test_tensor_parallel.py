@@ -24,7 +24,7 @@ from engine.planning.prefix_groups import plan_prefix_groups
 from engine.tensor_parallel.ranks import RankFailure, RankMemoryFailure, Ranks, rank_devices
 from tasks.partitions.engine_host import EngineHost
 from tasks.partitions.out_of_memory import is_out_of_memory
-from tasks.runs.infer_job import FailurePolicy, InferJob
+from tasks.runs.infer_job import FailurePolicy, InferJob, Member
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import load_workload
 from tests.engine.answers import assert_alike
@@ -92,14 +92,12 @@ def test_ranks_are_processes_and_one_that_fails_is_replaced(tiny_llama: Path) ->
     expected = run(Engine.load(tiny_llama, WHOLE))
     host, processes = EngineHost(), []
     job = InferJob(
-        run_folder="",
+        members=(Member(run_folder="", workload=load_workload("snippets")),),
         plan=ArtifactRef(path="", num_rows=0, digest=""),
-        workload=load_workload("snippets"),
         checkpoint=str(tiny_llama),
         model_digest="digest",
         engine=SPREAD,
         failures=FailurePolicy(),
-        expected_output_tokens=None,
     )
     for reason in ("rank 1 of 2 of the model .* is gone; its exit status is -9", "rank 1 of 2: AssertionError: "):
         with host.use(job) as loaded:

@@ -25,7 +25,7 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.recover import recover_runs
-from tasks.runs.infer_job import FailurePolicy, InferJob, StopRequest
+from tasks.runs.infer_job import FailurePolicy, InferJob, Member, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
 from tasks.runs.run import Run
@@ -125,14 +125,12 @@ class Shared:
         )
         self.run.note({"requests": requests, "tokens": tokens})
         self.job = InferJob(
-            run_folder=self.run.folder,
+            members=(Member(run_folder=self.run.folder, workload=workload),),
             plan=write_plan(tokens, str(folder / "plan.parquet"), "exact", 1, 48),
-            workload=workload,
             checkpoint="/nowhere",
             model_digest=checkpoint_digest(nights.model),
             engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, num_threads=1),
             failures=FailurePolicy(),
-            expected_output_tokens=None,
             exchange=f"{url}/{Path(self.run.folder).name}",
             model=str(nights.model),
         )
@@ -185,7 +183,7 @@ def test_a_worker_takes_over_what_another_one_did_of_a_partition(shared: Shared,
 def test_a_stop_request_travels_both_ways(shared: Shared) -> None:
     with shared.end.taking(), local_job(0, shared.job) as (here, _):
         StopRequest(shared.run.folder).make()
-        wait_until(lambda: StopRequest(here.run_folder).is_made)
+        wait_until(lambda: StopRequest(here.first.run_folder).is_made)
     assert shared.answer(0) is None
     shared.end.drop()
     shared.end.offer(shared.job.plan)

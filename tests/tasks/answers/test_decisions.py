@@ -17,7 +17,7 @@ from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import read
-from tasks.runs.infer_job import FailurePolicy, InferJob
+from tasks.runs.infer_job import FailurePolicy, InferJob, Member
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
 from tasks.storage.plan_file import read_all_rows, read_plan_summary
@@ -76,9 +76,9 @@ class Nights:
         self.plans.append(read_all_rows(plan) if self.num_asked[-1] else None)
         engine = EngineConfig(device="cpu", dtype="float32", kv_memory_bytes=8 << 20, block_size=8)
         return run, InferJob(
-            run_folder=run.folder, plan=plan, workload=workload, checkpoint=str(self.model), model_digest="model-1",
-            engine=engine, failures=FailurePolicy(retries=0, retry_delay_seconds=0, max_error_rate=1.0),
-            expected_output_tokens=None,
+            members=(Member(run_folder=run.folder, workload=workload),), plan=plan, checkpoint=str(self.model),
+            model_digest="model-1", engine=engine,
+            failures=FailurePolicy(retries=0, retry_delay_seconds=0, max_error_rate=1.0),
         )  # fmt: skip
 
     def run(self, workload: Workload, **options: Any) -> RunSummary:
@@ -284,7 +284,7 @@ def test_written_twice_is_written_once(nights: Nights) -> None:
     assert job is not None
     for partition in range(read_plan_summary(job.plan).num_partitions):
         infer_partition(partition, job)
-    first, second = write_run(run, job.workload), write_run(run, job.workload)
+    first, second = write_run(run, job.first.workload), write_run(run, job.first.workload)
     assert (first.num_ok, second.num_ok) == (NUM_ROWS, NUM_ROWS)
     assert nights.sql("select count(*) from triage") == [(NUM_ROWS,)]
     other = nights.load(QUESTIONS | {"why": """{ type = "BOOLEAN", ask = "Why?" }"""})
