@@ -1,18 +1,23 @@
 """Ends runs that failed or were interrupted: finished answers are written, other rows are left for the next run."""
 
 import logging
+import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError
 from tasks.database.messages import is_of_file
-from tasks.runs.earlier_runs import sweep_runs
-from tasks.runs.run import Run, set_isolation, use_exchange
+from tasks.runs.run import REQUESTS, WORK_FOLDERS, Run, drop_work, set_isolation, use_exchange
 from tasks.runs.run_record import RunRecord
+from tasks.storage.artifact import runs_folder
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
 
 LOGGER = logging.getLogger("batchloom")
+
+RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
+"""What `new_run_id` gives."""
 
 STOP_LOCK_TIMEOUT_SECONDS = 5.0
 """How long a stopped run waits for the database; answers that it cannot write are written by the next run."""
@@ -90,6 +95,31 @@ def recover_runs(database: Path) -> list[Run]:
             if summary.num_rows:
                 written.append(run)
     return written
+
+
+def sweep_runs(database: str | Path) -> list[Run]:
+    """Delete files of runs whose process was killed; call it inside `hold_database`, so that no run is alive. These are
+    folders of runs without a manifest, and of runs whose answers are in the database, work folders and half-written
+    files. Returns the runs whose answers are not in the database yet, oldest first."""
+    unfinished = []
+    for folder in sorted(runs_folder(database).glob("*")):
+        is_ours = RUN_ID.fullmatch(folder.name) is not None
+        if not (folder / "manifest.json").exists():
+            if is_ours:
+                shutil.rmtree(folder, ignore_errors=True)
+            continue
+        with suppress(ArtifactError):
+            run = Run.load(database, folder)
+            if not run.is_written:
+                unfinished.append(run)
+            elif is_ours and _has_work(folder):
+                drop_work(folder)
+    return unfinished
+
+
+def _has_work(folder: Path) -> bool:
+    is_left = any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange"))
+    return is_left or any(folder.glob(".*.tmp"))
 
 
 def _has_tried_rows(run: Run) -> bool:

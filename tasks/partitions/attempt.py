@@ -17,10 +17,10 @@ from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from engine.request import Request
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel
+from tasks.partitions.out_of_memory import note_lowered
 from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
 from tasks.prompts.prompt import RequestForm
 from tasks.runs.infer_job import InferJob
-from tasks.runs.lowered_engines import note_lowered
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_partition
 from tasks.workloads.workload import Workload

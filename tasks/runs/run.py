@@ -21,7 +21,6 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 from pydantic import TypeAdapter
 
 from engine.errors import ArtifactError, DatabaseError
-from tasks.runs.lowered_engines import list_lowered
 from tasks.runs.run_record import RunRecord, RunStatus
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder, writing
@@ -180,8 +179,9 @@ class Run:
     def end(self, status: RunStatus, error: str = "") -> None:
         """Note how the run ended, before its answers are written."""
         config = dict(self.record.config)
-        if any(Path(self.folder).glob("engines/*.json")):
-            config["engines_with_less_memory"] = list_lowered(self.folder)
+        if lowered := list(Path(self.folder).glob("engines/*.json")):  # see `note_lowered`
+            lowered.sort(key=lambda path: int(path.stem.partition("-")[0]), reverse=True)
+            config["engines_with_less_memory"] = [json.loads(path.read_bytes()) for path in lowered]
         self.note(status=status, error=error, config=config)
 
     def finish(self) -> None:

@@ -24,8 +24,7 @@ from tasks.partitions import attempt
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read
-from tasks.recover import recover_runs, stop_run
-from tasks.runs.earlier_runs import sweep_runs
+from tasks.recover import recover_runs, stop_run, sweep_runs
 from tasks.runs.infer_job import FailurePolicy, InferJob, Member, StopRequest
 from tasks.runs.progress import PartitionProgress
 from tasks.runs.run import Run

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from engine.errors import ArtifactError, DatabaseError
-from tasks.runs.earlier_runs import sweep_runs
+from tasks.recover import sweep_runs
 from tasks.runs.run import Run, hold_database, new_run_id
 from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder, write_parquet
