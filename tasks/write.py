@@ -58,16 +58,7 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 180
             check_schema(connection, workload, str(database))  # tables may have changed since they were read
             create_schema(connection, workload, is_foreign=is_foreign)
             _replace_answers(connection, workload, record, requests, tokens, parts)
-            counts = _replace_run(connection, workload, record, requests, steps, started)
-    return RunSummary(
-        run_id=record.run_id,
-        workload=record.workload,
-        status=record.status,
-        **counts,
-        num_already_done=record.num_already_done,
-        best_token_saving_ratio=None if record.shared_with else record.best_token_saving_ratio,
-        infer_seconds=record.seconds.get("infer", 0.0),
-    )
+            return _replace_run(connection, workload, record, requests, steps, started)
 
 
 write = task(
@@ -128,8 +119,8 @@ def _replace_run(
     requests: ArtifactRef | None,
     steps: Sequence[ArtifactRef],
     started: float,
-) -> dict[str, int]:
-    """Replace the run's row and its steps; returns the counts of `RunSummary` that SQL takes from the rows."""
+) -> RunSummary:
+    """Replace the run's row and its steps."""
     this_run = {"run_id": run.run_id}
     for table in ("steps", "runs"):
         execute(connection, "write/delete_run_rows", this_run, table=table)
@@ -144,5 +135,5 @@ def _replace_run(
         "versions": json.dumps(dict(run.versions)),
         **{f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES},
     }
-    (counts,) = fetch_rows(execute(connection, "write/insert_run", row, table=workload.output.table))
-    return counts
+    (written,) = fetch_rows(execute(connection, "write/insert_run", row, table=workload.output.table))
+    return RunSummary(**written)

@@ -57,4 +57,17 @@ select
     $versions::json as versions
 from answers
 cross join step_totals
-returning num_rows, num_ok, num_errors, num_unanswered, num_prompt_tokens, num_cached_tokens, num_output_tokens
+returning
+    run_id,
+    workload,
+    status,
+    num_rows,
+    num_ok,
+    num_errors,
+    num_unanswered,
+    num_already_done,
+    num_prompt_tokens,
+    num_cached_tokens,
+    num_output_tokens,
+    case when shared_with is null then best_token_saving_ratio end as best_token_saving_ratio,
+    coalesce(infer_seconds, 0.0) as infer_seconds
