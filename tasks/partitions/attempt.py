@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from engine.planning.plan import Plan
 from engine.request import Request
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel
 from tasks.partitions.out_of_memory import note_lowered
-from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
+from tasks.partitions.partition_work import PartitionWork, Piece
 from tasks.prompts.prompt import RequestForm
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
@@ -58,21 +57,19 @@ def infer_partition(
     with job.stop.make_on_error():  # otherwise this worker would begin the next partition
         work = PartitionWork(partition, job, upload_file)
         try:
-            answer_partition(partition, job, work, AttemptLog(job.first.run_folder, partition, upload_file))
+            answer_partition(work)
         except StoppedError:
             if not job.stop.is_overdue:
                 return None
     return work.parts
 
 
-def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog) -> None:
+def answer_partition(work: PartitionWork) -> None:
     """Try the partition's rows until each has an answer or an error in `work`.
 
     If the model fails, the answers so far are kept. The other rows are retried after a delay, then split in two until
     the failing rows are found, which become error rows. If memory runs out, the model is loaded again with less memory.
 
-    Args:
-        attempts: counts the attempts at each piece, across processes; updated.
     Raises:
         StoppedError: the run was asked to stop.
         ArtifactError: the plan is not what its reference says, or the run folder cannot be written.
@@ -80,34 +77,34 @@ def answer_partition(partition: int, job: InferJob, work: PartitionWork, attempt
         DeviceError: the device has failed for good.
         FailureRateError: rows fail all over the plan, so their content is not the cause.
     """
-    rows = read_partition(job.plan, partition)
+    rows = read_partition(work.job.plan, work.partition)
     left = rows.select(~np.isin(rows.row_id, work.answered))
     if left.num_rows:
-        if job.stop.is_made:
+        if work.job.stop.is_made:
             raise StoppedError
         whole = Piece(first=0, last=int(rows.is_member_start.sum()) - 1)
-        has_ended, failure = attempts.count(whole) > 0, None
+        has_ended, failure = work.attempts.count(whole) > 0, None
         if not has_ended:
-            failure = try_rows(left, job, work, on_begin=partial(attempts.note, whole))
+            failure = try_rows(left, work, whole)
         if has_ended or failure is not None:
             from tasks.partitions.failing import FailingRows  # imported only when needed
 
-            FailingRows(partition, job, work, attempts, rows).answer(failure)
+            FailingRows(work, rows).answer(failure)
     if work.num_failed:
-        LOGGER.warning("%s, partition %s: %s rows failed", job.title, partition, f"{work.num_failed:,}")
+        LOGGER.warning("%s: %s rows failed", work.title, f"{work.num_failed:,}")
 
 
-def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[[], None]) -> Failure | None:
-    """Try the rows once; returns why the attempt failed, None if every row has an answer. However it ends, its answers
-    and steps are in `work`.
+def try_rows(rows: Plan, work: PartitionWork, piece: Piece) -> Failure | None:
+    """Try rows once; returns why the attempt failed, None if every row has an answer. However it ends, its answers and
+    steps are in `work`.
 
     Args:
-        on_begin: called when the model is loaded.
+        piece: that the rows are of; the attempt at it counts once the model is loaded.
     Raises:
         StoppedError: the run was asked to stop.
         BatchloomError, OSError: a failure that no row causes: of the model as a whole, a file, or the device.
     """
-    stop = job.stop
+    job, stop = work.job, work.job.stop
     steps: list[StepRecord] = []
     completions: list[Completion] = []
     kept_at, ended_at = time.monotonic(), datetime.now(UTC)
@@ -135,7 +132,7 @@ def try_rows(rows: Plan, job: InferJob, work: PartitionWork, on_begin: Callable[
             note_lowered(job.first.run_folder, model.engine.config)
         if stop.is_made:  # the deadline may have passed during loading
             raise StoppedError
-        on_begin()
+        work.attempts.note(piece)
         try:
             for completion in run_model(rows, job, model, on_step):
                 completions.append(completion)

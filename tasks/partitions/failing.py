@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from engine.planning.plan import Plan
 from tasks.partitions.attempt import ENDED, Failure, StoppedError, run_model, try_rows
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.out_of_memory import is_out_of_memory
-from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
+from tasks.partitions.partition_work import PartitionWork, Piece
 from tasks.runs.infer_job import LOOK_SECONDS, InferJob, StopRequest
 from tasks.storage.spread_rows import read_spread_rows
 
@@ -29,9 +28,8 @@ LOGGER = logging.getLogger("batchloom")
 class FailingRows:
     """Retries and splits the rows of a partition after a failed attempt. See `answer_partition`."""
 
-    def __init__(self, partition: int, job: InferJob, work: PartitionWork, attempts: AttemptLog, rows: Plan) -> None:
-        self._where = f"{job.title}, partition {partition}"
-        self._job, self._work, self._attempts, self._rows = job, work, attempts, rows
+    def __init__(self, work: PartitionWork, rows: Plan) -> None:
+        self._job, self._work, self._attempts, self._rows = work.job, work, work.attempts, rows
         self._prompt_of_row = np.cumsum(rows.is_member_start) - 1
         self._whole = Piece(first=0, last=int(self._prompt_of_row[-1]))
         self._num_failures = 0
@@ -54,9 +52,7 @@ class FailingRows:
                 is_half = piece != self._whole and len(prompts) > 1
                 most_earlier = 0 if is_half else self._job.failures.retries
                 if num_earlier <= most_earlier:
-                    rows = self._rows.select(self._is_left(piece))
-                    note = partial(self._attempts.note, piece)
-                    failure = try_rows(rows, self._job, self._work, on_begin=note)
+                    failure = try_rows(self._rows.select(self._is_left(piece)), self._work, piece)
                     if failure is None:
                         continue
             todo += self._find_next(piece, prompts, num_earlier, failure or ENDED)
@@ -85,7 +81,7 @@ class FailingRows:
             check_other_rows(self._job)
         if piece == self._whole and num_earlier < policy.retries:
             delay_seconds = policy.retry_delay_seconds * 2**num_earlier
-            LOGGER.warning("%s: trying again in %g s: %s", self._where, delay_seconds, reason)
+            LOGGER.warning("%s: trying again in %g s: %s", self._work.title, delay_seconds, reason)
             _wait(stop, delay_seconds)
             return [piece]
         if len(prompts) > 1:

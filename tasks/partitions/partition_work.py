@@ -93,6 +93,8 @@ class PartitionWork:
     called with each file that is written.
 
     Attributes:
+        title: the partition's name in the log.
+        attempts: counts the attempts at its pieces, across processes.
         parts: references of the parts of all members.
         answered: int64, ascending: ids in the plan of the rows in the parts, with answers or errors.
         num_failed: of these, rows with errors.
@@ -100,7 +102,9 @@ class PartitionWork:
     """
 
     def __init__(self, partition: int, job: InferJob, upload_file: Callable[[Path], None]) -> None:
-        self._partition, self._job, self._upload_file = partition, job, upload_file
+        self.partition, self.job, self._upload_file = partition, job, upload_file
+        self.title = f"{job.title}, partition {partition}"
+        self.attempts = AttemptLog(job.first.run_folder, partition, upload_file)
         self._num_files = self._num_steps = self.num_failed = 0
         self.answered: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.parts: list[ArtifactRef] = []
@@ -129,11 +133,11 @@ class PartitionWork:
         Args:
             completions, rows, codec, steps, ended_at: see `answer_batch` and `step_batch`.
         """
-        owners = self._job.find_members(np.array([int(each.request_id) for each in completions], np.int64)).tolist()
+        owners = self.job.find_members(np.array([int(each.request_id) for each in completions], np.int64)).tolist()
         name = self._name(self._num_files)
         worker = os.environ.get(WORKER_VARIABLE) or f"{platform.node()}:{os.getpid()}"
-        records = step_batch(self._partition, steps, self._num_steps, worker, ended_at) if steps else None
-        for number, member in enumerate(self._job.members):
+        records = step_batch(self.partition, steps, self._num_steps, worker, ended_at) if steps else None
+        for number, member in enumerate(self.job.members):
             if records is not None:
                 self._write(Path(member.run_folder, "steps", name), records)
             own = [each for each, owner in zip(completions, owners, strict=True) if owner == number]
@@ -156,4 +160,4 @@ class PartitionWork:
 
     def _name(self, number: int) -> str:
         """The name of the part, and of the step records beside it, that `keep` writes as number `number`."""
-        return f"part-{self._partition:05d}{f'-{number:04d}' if number else ''}.parquet"
+        return f"part-{self.partition:05d}{f'-{number:04d}' if number else ''}.parquet"
