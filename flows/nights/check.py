@@ -17,6 +17,7 @@ from flows.settings import WorkerSettings
 from tasks.nights.check_steps import find_query_problems
 from tasks.prompts.prompt import RequestForm, workload_format
 from tasks.prompts.text_codec import TextCodec
+from tasks.prompts.thinking import make_thinking
 from tasks.publish import check_target
 from tasks.tokenize import check_room, read_max_model_len
 from tasks.workloads.workload import Workload
@@ -25,8 +26,8 @@ from tasks.workloads.workload import Workload
 def find_problems(plan: NightPlan) -> list[str]:
     """The errors that would end the night or one of its steps, one line each.
 
-    Checked: where the copy for readers goes, models and their settings, prompts and labels with each model's
-    tokenizer, queries with their columns and types, output tables.
+    Checked: where the copy for readers goes, models and their settings, prompts, labels and room for thoughts with each
+    model's tokenizer, queries with their columns and types, output tables.
     """
     problems: list[str] = []
     if plan.publish is not None:
@@ -80,7 +81,9 @@ def check_model(
         try:
             workload = unbound.bind(checkpoint)
             workload_format(workload.prompt, workload.kind.thinking, codec)
-            RequestForm.of(workload, codec, None)
+            for settings in RequestForm.of(workload, codec, None).settings:
+                if "thinking" in settings:
+                    make_thinking(codec, settings["thinking"].max_tokens)
             check_room(workload, max_model_len)
             bound[step] = workload
         except BatchloomError as error:

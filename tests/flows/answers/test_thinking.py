@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelError
+from flows.cli import batchloom
 from tests.flows.conftest import Nights
 
 COLUMNS = """
@@ -63,3 +64,20 @@ def test_a_night_thinks_before_it_answers(
     assert (again.num_ok, again.num_already_done) == (4, 0)
     later = nights.sql("select thinking, kind, house from latest_dropped order by doc_id")
     assert later == kept, "the table got the column"
+
+
+def test_the_check_of_a_night_finds_a_budget_that_no_thought_fits(
+    nights: Nights, thinking_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "select_documents.sql").write_text("select doc_id, body from documents")
+    (tmp_path / "brief.toml").write_text(
+        'name = "brief"\nmode = "generate"\nthinking = "keep"\nmax_thinking_tokens = 1\n'
+        'requests_sql = "select_documents.sql"\nkey = ["doc_id"]\n[prompt]\ntemplate = "{body}"\n'
+        '[output]\ntable = "brief"\nanswer_column = "answer"\n'
+    )
+    file = tmp_path / "night.toml"
+    models = f'[models.small]\npath = "{thinking_checkpoint}"\n'
+    file.write_text(f'database = "{nights.path}"\n{models}[[workload]]\nfile = "brief.toml"\n')
+    assert batchloom(["check", str(file)]) == 1
+    assert "workload 'brief' with model" in (said := capsys.readouterr().err)
+    assert "thoughts of at most 1 tokens are too short" in said
