@@ -36,6 +36,7 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import FailurePolicy, InferJob, Member, StopRequest
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import load_workload
+from tests.sources import make_job
 
 LATE_IMPORTS = (
     *("prefect.flow_engine", "prefect.task_engine", "prefect.utilities.visualization"),
@@ -127,15 +128,8 @@ def serve(model: Path) -> None:
     for module, name in KEPT:
         getattr(import_module(module), name)()
     choose_hardware("cpu", checkpoint, config)  # its rates are measured once for all nights with a deadline
-    job = InferJob(
-        members=(Member(run_folder="", workload=load_workload("snippets")),),
-        plan=ArtifactRef(path="", num_rows=0, digest=""),
-        checkpoint=str(checkpoint),
-        model_digest=checkpoint_digest(checkpoint),
-        engine=config,
-        failures=FailurePolicy(),
-    )
-    with PROCESS_HOST.use(job):
+    digest = checkpoint_digest(checkpoint)
+    with PROCESS_HOST.use(make_job("", load_workload("snippets"), checkpoint, model_digest=digest, engine=config)):
         pass
     gc.freeze()  # children collect garbage only among their own objects
     print("ready", flush=True)

@@ -27,13 +27,13 @@ from transformers import AutoTokenizer
 from engine.config import EngineConfig
 from tasks.plan_prefix import write_plan
 from tasks.read import read
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member
+from tasks.runs.infer_job import FailurePolicy
 from tasks.runs.run import Run
 from tasks.storage.artifact import runs_folder
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
 from tests.flows.nights.test_night import REPLIES
-from tests.sources import make_source
+from tests.sources import make_job, make_source
 from tests.tiny_encoders import save_encoder
 
 ROOT = Path(__file__).parents[2]
@@ -312,14 +312,9 @@ def test_a_row_that_kills_its_process_is_found_by_those_that_follow(
         requests, str(tmp_path / "tokens.parquet"), load_workload("snippets"), nights.model, model_len
     )
     plan = write_plan(tokens, str(tmp_path / "plan.parquet"), "exact", 10_000_000, 48)
-    job = InferJob(
-        members=(Member(run_folder=run.folder, workload=workload),),
-        plan=plan,
-        checkpoint=str(nights.model),
-        model_digest="digest",
-        engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, num_threads=1),
-        failures=FailurePolicy(retries=retries),
-    )
+    engine = EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, num_threads=1)
+    failures = FailurePolicy(retries=retries)
+    job = make_job(run.folder, workload, nights.model, plan=plan, engine=engine, failures=failures)
     (poison,) = AutoTokenizer.from_pretrained(nights.model)("~", add_special_tokens=False).input_ids
     num_deaths, parts = 0, []
     while (status := forker.run(infer=(0, asdict(job)), poison=poison)) != 0:

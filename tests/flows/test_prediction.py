@@ -15,13 +15,14 @@ from flows.workers import FEWEST_TOKENS_TO_PREDICT, Workers
 from flows.workload_run import Night
 from tasks.forecast.prediction import spread
 from tasks.report import write_report
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member
+from tasks.runs.infer_job import FailurePolicy
 from tasks.runs.run import Run
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary
 from tasks.workers.engine_team import hand_out
 from tasks.workloads.workload import load_workload
+from tests.sources import make_job
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -132,14 +133,7 @@ def test_a_night_that_cannot_be_predicted_goes_on(
         num_rows=1, num_groups=1, num_partitions=1, partition_costs=(1,), dispatch_order=(0,), sharing=sharing
     )
 
-    job = InferJob(
-        members=(Member(run_folder=run.folder, workload=workload),),
-        plan=plan,
-        checkpoint=str(tmp_path / "gone"),
-        model_digest="",
-        engine=EngineConfig(device="cpu"),
-        failures=FailurePolicy(),
-    )
+    job = make_job(run.folder, workload, tmp_path / "gone", plan=plan, engine=EngineConfig(device="cpu"))
 
     @flow(name="unpredictable", persist_result=False)
     def unpredictable() -> None:

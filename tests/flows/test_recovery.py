@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from prefect import flow
 
-from engine.config import EngineConfig
 from engine.errors import DatabaseError
 from engine.execution.step_record import StepRecord
 from flows.workload_run import write_rows
@@ -25,12 +24,12 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.recover import recover_runs, stop_run, sweep_runs
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member, StopRequest
+from tasks.runs.infer_job import InferJob, StopRequest
 from tasks.runs.progress import PartitionProgress
 from tasks.runs.run import Run
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
-from tests.sources import make_source
+from tests.sources import make_job, make_source
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -220,7 +219,7 @@ def test_a_stopped_run_that_cannot_write_is_written_by_the_next(nights: Any, cap
     ]
 
 
-def make_job(nights: Any, tmp_path: Path) -> InferJob:
+def begin_job(nights: Any, tmp_path: Path) -> InferJob:
     """Of a run with one partition."""
     run = begin_run(nights)
     model_len = read_max_model_len(nights.model, "auto")
@@ -229,18 +228,11 @@ def make_job(nights: Any, tmp_path: Path) -> InferJob:
         requests, str(tmp_path / "tokens.parquet"), load_workload("snippets"), nights.model, model_len
     )
     plan = write_plan(tokens, str(tmp_path / "plan.parquet"), "exact", 10_000_000, 48)
-    return InferJob(
-        members=(Member(run_folder=run.folder, workload=load_workload("snippets")),),
-        plan=plan,
-        checkpoint=str(nights.model),
-        model_digest="digest",
-        engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20),
-        failures=FailurePolicy(),
-    )
+    return make_job(run.folder, load_workload("snippets"), nights.model, plan=plan)
 
 
 def test_a_finished_part_is_not_computed_again(nights: Any, tmp_path: Path) -> None:
-    job = make_job(nights, tmp_path)
+    job = begin_job(nights, tmp_path)
     (part,) = infer.fn(0, job) or []
     assert part.num_rows == 12
     without_model = replace(job, checkpoint=str(tmp_path / "gone"), model_digest="other")
@@ -264,7 +256,7 @@ def test_answers_are_kept_while_a_partition_is_computed(
         add(progress, step)
 
     monkeypatch.setattr(PartitionProgress, "add", add_slowly)
-    job = make_job(nights, tmp_path)
+    job = begin_job(nights, tmp_path)
     job = replace(job, engine=replace(job.engine, kv_memory_bytes=1 << 20, max_num_batched_tokens=64))
     parts = infer.fn(0, job) or []
     assert len(parts) > 2

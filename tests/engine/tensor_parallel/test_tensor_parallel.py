@@ -24,11 +24,10 @@ from engine.planning.prefix_groups import plan_prefix_groups
 from engine.tensor_parallel.ranks import RankFailure, RankMemoryFailure, Ranks, rank_devices
 from tasks.partitions.engine_host import EngineHost
 from tasks.partitions.out_of_memory import is_out_of_memory
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member
-from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import load_workload
 from tests.engine.answers import assert_alike
 from tests.engine.tensor_parallel.thread_ranks import two_ranks
+from tests.sources import make_job
 
 WHOLE = EngineConfig(
     dtype="float32", device="cpu", attention="torch", block_size=4, kv_memory_bytes=1 << 22, max_num_batched_tokens=50,
@@ -91,14 +90,7 @@ def test_ranks_are_processes_and_one_that_fails_is_replaced(tiny_llama: Path) ->
     """A rank that is killed, then one that fails, end a run with a line that says so; the next use loads all anew."""
     expected = run(Engine.load(tiny_llama, WHOLE))
     host, processes = EngineHost(), []
-    job = InferJob(
-        members=(Member(run_folder="", workload=load_workload("snippets")),),
-        plan=ArtifactRef(path="", num_rows=0, digest=""),
-        checkpoint=str(tiny_llama),
-        model_digest="digest",
-        engine=SPREAD,
-        failures=FailurePolicy(),
-    )
+    job = make_job("", load_workload("snippets"), tiny_llama, engine=SPREAD)
     for reason in ("rank 1 of 2 of the model .* is gone; its exit status is -9", "rank 1 of 2: AssertionError: "):
         with host.use(job) as loaded:
             engine = loaded.engine

@@ -25,7 +25,7 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.recover import recover_runs
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member, StopRequest
+from tasks.runs.infer_job import FailurePolicy, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
 from tasks.runs.run import Run
@@ -35,7 +35,7 @@ from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.object_server import ObjectServer, serve_objects
 from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until
-from tests.sources import make_source
+from tests.sources import make_job, make_source
 
 ROOT = Path(__file__).parents[3]
 AT_ONCE = FailurePolicy(retry_delay_seconds=0.01)
@@ -124,13 +124,13 @@ class Shared:
             requests, str(folder / "tokens.parquet"), load_workload("snippets"), nights.model, model_len
         )
         self.run.note({"requests": requests, "tokens": tokens})
-        self.job = InferJob(
-            members=(Member(run_folder=self.run.folder, workload=workload),),
+        self.job = make_job(
+            self.run.folder,
+            workload,
+            "/nowhere",
             plan=write_plan(tokens, str(folder / "plan.parquet"), "exact", 1, 48),
-            checkpoint="/nowhere",
             model_digest=checkpoint_digest(nights.model),
             engine=EngineConfig(dtype="float32", kv_memory_bytes=8 << 20, num_threads=1),
-            failures=FailurePolicy(),
             exchange=f"{url}/{Path(self.run.folder).name}",
             model=str(nights.model),
         )

@@ -19,13 +19,14 @@ from engine.errors import ArtifactError, ConfigError, WorkerError
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import WorkerSettings
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member
+from tasks.runs.infer_job import FailurePolicy
 from tasks.storage.artifact import ArtifactRef
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workers.infer_remote import name_device
 from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until
+from tests.sources import make_job
 
 ROOT = Path(__file__).parents[3]
 TWO = WorkerSettings(workers=2)
@@ -122,14 +123,8 @@ def test_workers_end_with_the_night_however_it_ends(nights: Any, prefect_server:
 
 
 def test_what_a_worker_raises_is_raised_here_and_one_that_cannot_start_is_an_error(tmp_path: Path) -> None:
-    job = InferJob(
-        members=(Member(run_folder=str(tmp_path), workload=load_workload("snippets")),),
-        plan=ArtifactRef(path=str(tmp_path / "none.parquet"), num_rows=1, digest=""),
-        checkpoint=str(tmp_path),
-        model_digest="",
-        engine=EngineConfig(),
-        failures=FailurePolicy(),
-    )
+    plan = ArtifactRef(path=str(tmp_path / "none.parquet"), num_rows=1, digest="")
+    job = make_job(tmp_path, load_workload("snippets"), tmp_path, plan=plan)
     sound, broken = WorkerPool([{}]), WorkerPool([{"PYTHONHASHSEED": "no number"}])
     with closing(sound), pytest.raises(ArtifactError, match=r"none\.parquet cannot be read"):
         sound.answer(0, job)

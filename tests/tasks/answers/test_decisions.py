@@ -17,14 +17,14 @@ from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import read
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member
+from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
 from tasks.storage.plan_file import read_all_rows, read_plan_summary
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
-from tests.sources import make_source
+from tests.sources import make_job, make_source
 
 QUESTIONS = {
     "urgent": """{ type = "BOOLEAN", ask = "Is it urgent?" }""",
@@ -75,11 +75,9 @@ class Nights:
         self.num_asked.append(read_plan_summary(plan).num_rows)
         self.plans.append(read_all_rows(plan) if self.num_asked[-1] else None)
         engine = EngineConfig(device="cpu", dtype="float32", kv_memory_bytes=8 << 20, block_size=8)
-        return run, InferJob(
-            members=(Member(run_folder=run.folder, workload=workload),), plan=plan, checkpoint=str(self.model),
-            model_digest="model-1", engine=engine,
-            failures=FailurePolicy(retries=0, retry_delay_seconds=0, max_error_rate=1.0),
-        )  # fmt: skip
+        failures = FailurePolicy(retries=0, retry_delay_seconds=0, max_error_rate=1.0)
+        given = {"plan": plan, "model_digest": "model-1", "engine": engine, "failures": failures}
+        return run, make_job(run.folder, workload, self.model, **given)
 
     def run(self, workload: Workload, **options: Any) -> RunSummary:
         run, job = self.begin(workload, **options)
