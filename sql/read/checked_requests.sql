@@ -56,11 +56,7 @@ listed as (
 
 reasoned as (
     select
-        columns('^key_.*$'),
-        columns('^field_.*$'),
-        request_key,
-        row_priority,
-        hashes,
+        * exclude (error, problems_of_key, problems_of_fields),
         coalesce(
             list_filter(list_zip($keys, problems_of_key), lambda pair: pair[2] is not null)[1],
             case when error is not null then ('', error) end,
@@ -76,13 +72,9 @@ reasoned as (
 
 keyed as (
     select
-        columns('^key_.*$'),
-        columns('^field_.*$'),
-        request_key,
-        row_priority,
-        hashes,
+        reasoned.* exclude (reason),
         batchloom_row_layouts.part_order as row_layout,
-        ltrim(concat_ws(' ', reason[1], reason[2])) as error,
+        nullif(ltrim(concat_ws(' ', reason[1], reason[2])), '') as error,
         sha256(
             concat_ws(
                 ',',
@@ -100,14 +92,7 @@ keyed as (
 
 final as (
     select
-        columns('^key_.*$'),
-        columns('^field_.*$'),
-        keyed.request_key,
-        keyed.row_priority,
-        keyed.hashes,
-        keyed.row_layout,
-        keyed.content_key,
-        nullif(keyed.error, '') as error,
+        keyed.*,
         newest_answers.content_key is not null
         and (newest_answers.settled is null or list_has_all(newest_answers.settled, $questions::varchar[])) as is_done,
         list_filter(
