@@ -1,5 +1,6 @@
 -- purpose: a run's steps in order, with clock, utilisation and cool-down; the other queries of this folder read it
--- grain:   one row per step; position counts from 0, engine by engine and partition by partition
+-- grain:   one row per step, with the columns of steps; position counts from 0, engine by engine and partition by
+--          partition
 -- inputs:  runs, steps
 -- parameters: $run_id
 --
@@ -25,26 +26,12 @@ with settings as (
 
 done as (
     select
-        partition,
-        step,
-        num_decode_tokens,
-        num_suffix_tokens,
-        num_prefix_tokens,
-        coalesce(num_padding_tokens, 0) as num_padding_tokens,
-        num_decode_tokens + num_suffix_tokens + num_prefix_tokens as num_tokens,
-        num_kv_blocks_used,
-        num_prefix_kv_blocks,
-        num_request_kv_blocks,
-        num_cached_kv_blocks,
-        coalesce(num_swapped_kv_blocks, 0) as num_swapped_kv_blocks,
-        num_kv_blocks_total,
-        num_running_requests,
-        num_waiting_requests,
-        num_finished_requests,
-        num_preempted_requests,
-        duration_ms,
-        coalesce(worker, '') as worker,
-        started_at
+        * replace (
+            coalesce(num_padding_tokens, 0) as num_padding_tokens,
+            coalesce(num_swapped_kv_blocks, 0) as num_swapped_kv_blocks,
+            coalesce(worker, '') as worker
+        ),
+        num_decode_tokens + num_suffix_tokens + num_prefix_tokens as num_tokens
     from (
         from steps
         union all by name -- for a table made by an earlier version
@@ -108,33 +95,10 @@ busy as (
 
 final as (
     select
-        position,
-        engine,
-        worker,
-        partition,
-        step,
-        num_decode_tokens,
-        num_suffix_tokens,
-        num_prefix_tokens,
-        num_padding_tokens,
-        num_tokens,
-        max_num_batched_tokens,
+        * exclude (partition_started_at, last_busy_position, last_partition),
         num_tokens / max_num_batched_tokens as utilisation,
-        num_kv_blocks_used,
-        num_prefix_kv_blocks,
-        num_request_kv_blocks,
-        num_cached_kv_blocks,
-        num_swapped_kv_blocks,
-        num_kv_blocks_total,
-        num_running_requests,
-        num_waiting_requests,
-        num_finished_requests,
-        num_preempted_requests,
-        duration_ms,
         ended_seconds - duration_ms / 1000.0 as started_seconds,
-        ended_seconds,
         engine_ended_seconds - duration_ms / 1000.0 as engine_started_seconds,
-        started_at,
         position > coalesce(last_busy_position, -1) as is_partition_cool_down,
         partition = last_partition and position > coalesce(last_busy_position, -1) as is_cool_down
     from busy
