@@ -23,7 +23,7 @@ from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.batches import cut_by, sort_batches, spool
 from tasks.storage.plan_file import PlanSummary, plan_batches, schema_with
-from tasks.storage.prompt_order import BUCKET_TOKENS, sort_prompts
+from tasks.storage.prompt_order import sort_prompts
 from tasks.storage.schemas import PLAN_SCHEMA
 
 CODE = (
@@ -52,9 +52,6 @@ def write_plan(
     num_answer_tokens: int,
     block_size: int | None = None,
     is_cheapest_first: bool = False,
-    *,
-    range_tokens: int = RANGE_TOKENS,
-    bucket_tokens: int = BUCKET_TOKENS,
 ) -> ArtifactRef:
     """Write `target`: the plan of all prompts in `tokens`. Memory holds one range and a few numbers for each group.
 
@@ -64,16 +61,14 @@ def write_plan(
         num_answer_tokens: expected of each distinct prompt; part of its cost.
         block_size: tokens of a KV block; groups share whole blocks. None: groups share nothing.
         is_cheapest_first: within a priority, groups with the lowest cost per row go into the first partitions.
-        range_tokens: see `plan_ranges`.
-        bucket_tokens: see `sort_prompts`.
     Raises:
         ArtifactError: the tokens are not what their reference says, or `target` or its folder cannot be written.
     """
     folder = Path(target).parent
     groups = _Groups()
     with ExitStack() as files:
-        rows = sort_prompts(files.enter_context(open_parquet(tokens)), folder, bucket_tokens=bucket_tokens)
-        ranges = plan_ranges(rows, method=method, block_size=block_size, range_tokens=range_tokens)
+        rows = sort_prompts(files.enter_context(open_parquet(tokens)), folder)
+        ranges = plan_ranges(rows, method=method, block_size=block_size, range_tokens=RANGE_TOKENS)
         split = _split_ranges(ranges, groups, partition_tokens, num_answer_tokens)
         planned = files.enter_context(spool(split, PLAN_SCHEMA, folder))
         costs, priorities, num_rows, common_lens = np.concatenate(groups.numbers, axis=1)

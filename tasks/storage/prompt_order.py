@@ -17,22 +17,20 @@ BUCKET_TOKENS = 1_000_000
 """Files with more tokens are cut into buckets of this size on average, and each bucket is sorted in memory."""
 
 
-def sort_prompts(
-    tokens: pq.ParquetFile, folder: str | Path, *, bucket_tokens: int = BUCKET_TOKENS
-) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
+def sort_prompts(tokens: pq.ParquetFile, folder: str | Path) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
     """Row id, priority and prompt of all rows without error, sorted by prompt, stable. Raises `ArtifactError` if the
     folder cannot be written.
 
     Args:
         tokens: of `TOKENS_SCHEMA`; a large file is read twice.
-        folder, bucket_tokens: see `read_buckets`.
+        folder: see `read_buckets`.
     """
     column, groups = tokens.schema_arrow.get_field_index("token_ids"), range(tokens.metadata.num_row_groups)
     num_tokens = sum(tokens.metadata.row_group(group).column(column).num_values for group in groups)
-    if num_tokens > bucket_tokens:
+    if num_tokens > BUCKET_TOKENS:
         from tasks.storage.prompt_buckets import read_buckets  # imported only when needed
 
-        buckets = read_buckets(tokens, folder, bucket_tokens)
+        buckets = read_buckets(tokens, folder, BUCKET_TOKENS)
     else:
         batches = list(read_prompts(tokens))
         buckets = iter([pa.concat_batches(batches)] if batches else [])

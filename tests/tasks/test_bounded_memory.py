@@ -22,11 +22,13 @@ from benchmarks.measuring.peak_memory import peak_resident_gb
 from tasks.storage.artifact import describe_parquet
 from tasks.storage.plan_file import read_partition
 from tasks.storage.plan_file import read_plan_summary
-from tasks.plan_prefix import write_plan
+from tasks import plan_prefix
+from tasks.storage import prompt_order
 
 tokens = describe_parquet(sys.argv[1])
 before = peak_resident_gb()
-plan = write_plan(tokens, sys.argv[2], "exact", 200_000, 48, range_tokens=2_000_000, bucket_tokens=200_000)
+plan_prefix.RANGE_TOKENS, prompt_order.BUCKET_TOKENS = 2_000_000, 200_000
+plan = plan_prefix.write_plan(tokens, sys.argv[2], "exact", 200_000, 48)
 summary = read_plan_summary(plan)
 num_rows = sum(read_partition(plan, partition).num_rows for partition in summary.dispatch_order)
 print(num_rows, summary.num_groups, summary.sharing.num_processed_tokens, round(1000 * (peak_resident_gb() - before)))

@@ -10,7 +10,9 @@ import pytest
 
 from engine.errors import ArtifactError
 from engine.planning.prefix_groups import plan_prefix_groups
+from tasks import plan_prefix
 from tasks.plan_prefix import write_plan
+from tasks.storage import prompt_order
 from tasks.storage.artifact import ArtifactRef, write_parquet
 from tasks.storage.plan_file import read_all_rows, read_partition, read_plan_summary
 from tasks.storage.schemas import TOKENS_SCHEMA
@@ -63,11 +65,16 @@ def test_a_group_that_is_split_has_its_urgent_rows_in_its_first_pieces(tmp_path:
     assert summary.dispatch_order[0] in range(highest.count(1))
 
 
-@pytest.mark.parametrize("limits", [{}, {"range_tokens": 5_000, "bucket_tokens": 600}])
-def test_partitions_together_are_the_plan(tmp_path: Path, limits: dict[str, int]) -> None:
+@pytest.mark.parametrize("limits", [(), (5_000, 600)])
+def test_partitions_together_are_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, ...]
+) -> None:
+    if limits:
+        monkeypatch.setattr(plan_prefix, "RANGE_TOKENS", limits[0])
+        monkeypatch.setattr(prompt_order, "BUCKET_TOKENS", limits[1])
     prompts = random_prompts()
     priorities = [row % 3 for row in range(len(prompts))]
-    plan = write_plan(tokens_file(tmp_path, prompts, priorities), tmp_path / "plan.parquet", "exact", 700, 2, **limits)
+    plan = write_plan(tokens_file(tmp_path, prompts, priorities), tmp_path / "plan.parquet", "exact", 700, 2)
     summary = read_plan_summary(plan)
     assert summary.num_rows == plan.num_rows == sum(prompt is not None for prompt in prompts)
     assert summary.num_partitions == len(summary.partition_costs) > 9
@@ -102,21 +109,26 @@ def test_partitions_together_are_the_plan(tmp_path: Path, limits: dict[str, int]
     assert np.mean(np.array(common) >= 20) > 0.9, "the instruction, but where priorities and ranges begin"
 
 
-def test_one_range_is_the_plan_of_the_whole_and_many_lose_little(tmp_path: Path) -> None:
+def test_one_range_is_the_plan_of_the_whole_and_many_lose_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = [prompt for prompt in random_prompts(num_documents=300) if prompt]
     tokens = tokens_file(tmp_path, prompts)
     one = read_plan_summary(write_plan(tokens, tmp_path / "one.parquet", "exact", 10**9, 2))
     groups = plan_prefix_groups(prompts)
     assert one.sharing.num_processed_tokens == sum(group.num_tokens for group in groups)
     assert one.num_groups == len(groups)
-    stored = read_all_rows(write_plan(tokens, tmp_path / "sorted.parquet", "exact", 10**9, 2, bucket_tokens=5_000))
+    with monkeypatch.context() as patch:
+        patch.setattr(prompt_order, "BUCKET_TOKENS", 5_000)
+        stored = read_all_rows(write_plan(tokens, tmp_path / "sorted.parquet", "exact", 10**9, 2))
     assert stored.group_id.tolist() == sorted(stored.group_id.tolist())
     for group in stored.groups():
         row_ids = sorted(stored.row_id.tolist())
         rows = [row_ids[index] for member in group.members for index in member.request_indices]
         expected = groups[int(stored.group_id[stored.row_id.tolist().index(rows[0])])]
         assert rows == [index for member in expected.members for index in member.request_indices]
-    many = read_plan_summary(write_plan(tokens, tmp_path / "many.parquet", "exact", 10**9, 2, range_tokens=20_000))
+    monkeypatch.setattr(plan_prefix, "RANGE_TOKENS", 20_000)
+    many = read_plan_summary(write_plan(tokens, tmp_path / "many.parquet", "exact", 10**9, 2))
     assert many.sharing.num_logical_tokens == one.sharing.num_logical_tokens > 9 * 20_000
     assert many.sharing.num_best_tokens == one.sharing.num_best_tokens
     loss = one.sharing.token_saving_ratio - many.sharing.token_saving_ratio
