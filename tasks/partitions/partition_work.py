@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from engine.completion import Completion
+from engine.errors import WorkerError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from tasks.partitions.part import answer_batch, step_batch
@@ -23,6 +24,9 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.runs.infer_job import InferJob, Member
 from tasks.runs.progress import PartitionProgress
 from tasks.storage.artifact import ArtifactRef, list_whole, write_parquet, writing
+
+MOST_STARTS = 4
+"""Most processes in a row that may die with a partition before they try a row of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +60,14 @@ class AttemptLog:
         self._write(self._path(piece), "ab", b".")
         self._write(self._starts, "wb")
 
-    def note_start(self) -> int:
-        """Count a process that takes the partition; returns how many did so since the last attempt was noted."""
-        return self._write(self._starts, "ab", b".")
+    def note_start(self) -> None:
+        """Count a process that takes the partition. Raises `WorkerError` if too many in a row have ended since the last
+        attempt was noted, so that rows are not the cause."""
+        if self._write(self._starts, "ab", b".") > MOST_STARTS:
+            raise WorkerError(
+                f"partition {self.partition}: {MOST_STARTS} processes in a row ended before they tried a row; "
+                "do they have the memory that the model takes?"
+            )
 
     def forget(self, piece: Piece) -> None:
         """Set the count to 0: the attempts so far failed for another reason than the rows."""

@@ -7,7 +7,6 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from engine.child_process import start_child
-from engine.errors import WorkerError
 from tasks.partitions.partition_work import WORKER_VARIABLE, AttemptLog
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
@@ -16,19 +15,6 @@ LOGGER = logging.getLogger("batchloom")
 
 CLOSE_SECONDS = 5.0
 """How long an idle process may take to end by itself."""
-
-MOST_STARTS = 4
-"""Most processes in a row that may die with a partition before they try a row of it."""
-
-
-def begin_partition(attempts: AttemptLog) -> None:
-    """Count a process that takes the partition. Raises `WorkerError` if too many processes in a row died before they
-    tried a row, so the rows are not the cause; `ArtifactError` if the count cannot be written."""
-    if attempts.note_start() > MOST_STARTS:
-        raise WorkerError(
-            f"partition {attempts.partition}: {MOST_STARTS} processes in a row ended before they tried a row; "
-            "do they have the memory that the model takes?"
-        )
 
 
 class WorkerPool:
@@ -51,14 +37,14 @@ class WorkerPool:
         worker = self._free.get()
         try:
             while True:
-                begin_partition(AttemptLog(job.first.run_folder, partition))
+                AttemptLog(job.first.run_folder, partition).note_start()
                 try:
                     return worker.answer(partition, job)
                 except _WorkerDiedError as error:
                     worker.close()
                     if job.stop.is_made:
                         return None
-                    if job.exchange:  # `begin_partition` needs the attempts that the process noted
+                    if job.exchange:  # `note_start` needs the attempts that the process noted
                         from tasks.runs.run_exchange import RunExchange
 
                         RunExchange(job.first.run_folder, job.exchange).take(("attempts",))
