@@ -35,9 +35,9 @@ class AnswerKind:
         mode: its name in a workload's file.
         is_decoded: answers are decoded token by token, so that their lengths differ.
         has_labels: `ask` calls `encode_labels`, which needs a tokenizer.
-        is_pooled: answers are computed from the prompt's hidden states; encoders support no other kinds.
+        is_pooled: answers are computed from the prompt's hidden states; encoders support no other kinds. Prompts are
+            plain text unless the file says otherwise.
         thinking: the file's key ``thinking``; empty for the chat template's default.
-        has_chat: prompts use the chat template unless the file says otherwise.
     """
 
     __slots__ = ()
@@ -47,7 +47,6 @@ class AnswerKind:
     has_labels: ClassVar[bool] = False
     is_pooled: ClassVar[bool] = False
     thinking: ClassVar[str] = ""
-    has_chat: ClassVar[bool] = True
 
     output: Output
 
@@ -175,7 +174,6 @@ class PooledKind(SingleRequest):
     __slots__ = ()
 
     is_pooled: ClassVar[bool] = True
-    has_chat: ClassVar[bool] = False
 
     too_long: TooLong
 

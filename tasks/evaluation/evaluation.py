@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import duckdb
@@ -16,6 +15,7 @@ from tasks.database.connection import connect, execute, fetch_rows, transaction
 from tasks.database.existing_tables import check_own_view
 from tasks.database.schema import list_relations
 from tasks.evaluation.compared_column import ComparedColumn, list_columns, list_gold_columns, match_columns
+from tasks.runs.run import new_run_id
 from tasks.workloads.workload import Workload
 
 CREATED = ("evaluations", "evaluated_rows", "evaluation_metrics", "latest_view", "confusion_view", "calibration_view")
@@ -105,7 +105,7 @@ def evaluate_answers(
     if gold is None and against is None:
         raise DatabaseError("nothing to compare the answers with: name a gold table, or another run")
     evaluation = Evaluation(
-        evaluation_id=f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{workload.name}-{token_hex(3)}",
+        evaluation_id=new_run_id(workload.name),
         workload=workload.name,
         gold=gold or "",
         answers=run_id or "newest",

@@ -248,7 +248,7 @@ def _read_workload(values: Mapping[str, Any], source: str, folder: Path) -> Work
     own_names = {field.alias or name for name, field in known.items()}
     common = {name: value for name, value in values.items() if name not in ("mode", *own_names)}
     own = {name: values[name] for name in own_names if name in values}
-    if not kind.has_chat and isinstance(common.get("prompt"), dict):
+    if kind.is_pooled and isinstance(common.get("prompt"), dict):
         common["prompt"] = {"chat": False, **common["prompt"]}
     for name, why in FOREIGN_KEYS.items():
         refuse_if(common.pop(name, None), why)
