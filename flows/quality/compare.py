@@ -14,6 +14,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
+from engine.errors import ConfigError
 from flows.command.run_flow import prepare_console, run_flow
 from flows.nights.together import infer_together
 from flows.prediction import forecast_rows, read_and_plan
@@ -74,6 +75,8 @@ def compare(
     Raises:
         BatchloomError: a parameter is wrong; the message says what and where.
     """
+    if machines.exchange:
+        raise ConfigError("an exchange carries the work of one workload, and compare answers two: leave exchange empty")
     with hold_night(database, lock_timeout_seconds, is_written=False):
         first, second = (use_kept(database, load_workload(name)) for name in workloads)
         config = engine.to_config()

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from engine.errors import DatabaseError, ModelError, WorkloadError
+from engine.errors import ConfigError, DatabaseError, ModelError, WorkloadError
 from flows.cli import batchloom
 from flows.command.run_flow import run_flow
 from flows.quality.compare import compare
 from flows.quality.comparison_page import render_comparison
+from flows.settings import WorkerSettings
 from tasks.comparison.difference import Difference, PromptDiff
 from tasks.comparison.paired_rows import PairedRow
 from tasks.sample import AnsweredRow
@@ -129,6 +130,13 @@ def test_a_model_that_writes_no_text_is_refused_before_a_row_is_read(
     with pytest.raises(ModelError, match="mode 'score' needs a model that writes text"):
         run_compare(nights, "ranking", "ranking")
     assert "rows to answer" not in caplog.text
+
+
+def test_an_exchange_is_refused_before_a_row_is_read(nights: Any, tmp_path: Path) -> None:
+    machines = WorkerSettings(workers=1, exchange=(tmp_path / "store").as_uri())
+    with pytest.raises(ConfigError, match="leave exchange empty"):
+        run_compare(nights, "ranking", "ranking", machines=machines)
+    assert not (tmp_path / "store").exists()
 
 
 DECIDE = """
