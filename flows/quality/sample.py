@@ -2,6 +2,7 @@
 
 import logging
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from flows.prediction import forecast_rows, read_and_plan
@@ -12,7 +13,7 @@ from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.settle import settle_layouts
 from tasks.recover import stop_run
 from tasks.runs.infer_job import Member
-from tasks.runs.run import Run
+from tasks.runs.run import Run, drop_work
 from tasks.runs.run_summary import RunSummary
 from tasks.sample import Sample, choose_rows, read_answers
 from tasks.storage.artifact import ArtifactRef
@@ -30,13 +31,15 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
     """
     source = night.source
     (workload,) = settle_layouts(source, [workload], is_kept=keep)
-    with tempfile.TemporaryDirectory(prefix="batchloom-sample-") as folder:
+    with tempfile.TemporaryDirectory(prefix="batchloom-sample-") as folder, ExitStack() as at_end:
         whole = begin_run(night, workload, Path(folder))
         found, plan = read_and_plan(source, workload, whole)
         if plan is None:
             LOGGER.info("%s: nothing new to do", workload.name)
             return None
         run = begin_run(night, workload, None if keep else Path(folder))
+        if not keep:
+            at_end.callback(drop_work, Path(run.folder))  # and its copy in an object store
         try:
             all_tokens = whole.artifacts["tokens"]
             sample = choose_rows(found.requests, all_tokens, plan, run.folder, num_rows, workload)

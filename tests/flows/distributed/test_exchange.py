@@ -94,6 +94,14 @@ def test_workers_answer_through_a_folder_and_the_death_of_one_is_survived(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server")
+def test_a_sample_that_is_not_kept_leaves_nothing_in_the_store(nights: Any, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert nights.run("snippets", sample=2, machines=WorkerSettings(workers=1, exchange=store.as_uri())) == []
+    assert [*store.iterdir()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
 def test_workers_answer_a_workload_of_ones_own_through_an_object_store(
     nights: Any, objects: ObjectServer, tmp_path: Path
 ) -> None:
