@@ -1,19 +1,16 @@
 -- purpose: insert the answers of a run's finished parts
 -- grain:   one row per request that a part answers, even if two parts hold it
 -- inputs:  the run's artifacts
--- identifiers: {table}, {keys}, {columns}: of the answer in the table, {part_columns}: the same in the parts
+-- identifiers: {table}, {columns}: of the answer in the table, {part_columns}: the same in the parts
 -- parameters: $requests and $parts (paths), $keys, $model, $run_id, $created_at
 
-insert into {table} (
-    {keys}, {columns}, status, error, finish_reason, num_prompt_tokens, num_cached_tokens, num_output_tokens,
-    compute_ms, prefix_group, model, run_id, created_at, content_key
-)
+insert into {table} by name
 with requests as (
     select columns($keys), row_id, content_key
     from read_parquet($requests)
 ),
 
-parts as (
+parts ({columns}) as (  -- names of the first columns
     select distinct on (row_id)
         {part_columns},
         row_id,
@@ -33,21 +30,11 @@ parts as (
 )
 
 select
-    requests.* exclude (row_id, content_key),
-    parts.* exclude (
-        row_id, error, finish_reason, num_prompt_tokens, num_cached_tokens, num_output_tokens, compute_ms, prefix_group
-    ),
+    requests.* exclude (row_id),
+    parts.* exclude (row_id),
     case when parts.error is null then 'ok' else 'error' end as status,
-    parts.error,
-    parts.finish_reason,
-    parts.num_prompt_tokens,
-    parts.num_cached_tokens,
-    parts.num_output_tokens,
-    parts.compute_ms,
-    parts.prefix_group,
     $model as model,
     $run_id as run_id,
-    $created_at as created_at,
-    requests.content_key
+    $created_at as created_at
 from requests
 inner join parts on parts.row_id = requests.row_id

@@ -1,13 +1,10 @@
 -- purpose: insert the typed columns of a run's finished parts, mode "extract"
 -- grain:   one row per request that a part answers, even if two parts hold it
 -- inputs:  the run's artifacts
--- identifiers: {table}, {keys}, {columns}: of the answer, {types}: the same with their types
+-- identifiers: {table}, {types}: the columns of the answer with their types
 -- parameters: $requests and $parts (paths), $keys, $model, $run_id, $created_at
 
-insert into {table} (
-    {keys}, {columns}, status, error, finish_reason, num_prompt_tokens, num_cached_tokens, num_output_tokens,
-    compute_ms, prefix_group, model, run_id, created_at, content_key
-)
+insert into {table} by name
 with requests as (
     select columns($keys), row_id, content_key
     from read_parquet($requests)
@@ -41,19 +38,12 @@ judged as (
 )
 
 select
-    requests.* exclude (row_id, content_key),
+    requests.* exclude (row_id),
     unnest(judged.extracted),
+    judged.* exclude (row_id, answer, extracted),
     case when judged.error is null then 'ok' else 'error' end as status,
-    judged.error,
-    judged.finish_reason,
-    judged.num_prompt_tokens,
-    judged.num_cached_tokens,
-    judged.num_output_tokens,
-    judged.compute_ms,
-    judged.prefix_group,
     $model as model,
     $run_id as run_id,
-    $created_at as created_at,
-    requests.content_key
+    $created_at as created_at
 from requests
 inner join judged on judged.row_id = requests.row_id
