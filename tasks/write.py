@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,8 +24,8 @@ from tasks.workloads.workload import Workload
 
 STAGES = ("read", "tokenize", "plan", "infer")
 FROM_RECORD = (
-    *("run_id", "workload", "workload_digest", "model", "model_digest", "started_at", "status", "error"),
-    *("num_already_done", "token_saving_ratio", "best_token_saving_ratio"),
+    *("run_id", "workload", "workload_digest", "model", "model_digest", "started_at", "status", "num_already_done"),
+    *("token_saving_ratio", "best_token_saving_ratio"),
 )
 """Columns of the table ``runs`` that are fields of a `RunRecord`."""
 
@@ -126,14 +127,23 @@ def _replace_run(
         execute(connection, "write/delete_run_rows", this_run, table=table)
     if steps:
         execute(connection, "write/insert_steps", this_run | {"steps": [ref.path for ref in steps]})
-    row = {name: getattr(run, name) for name in FROM_RECORD} | {
-        "finished_at": datetime.now(UTC).isoformat(),
-        "requested_rows": requests.num_rows if requests else 0,
+    (totals,) = fetch_rows(execute(connection, "write/run_totals", this_run, table=workload.output.table))
+    num_rows, infer_seconds = requests.num_rows if requests else 0, run.seconds.get("infer", 0.0)
+    num_tokens = totals["num_prompt_tokens"] + totals["num_output_tokens"]
+    row = {name: getattr(run, name) for name in FROM_RECORD} | totals
+    row |= {
+        "error": run.error or None,
+        "finished_at": datetime.now(UTC),
+        "num_rows": num_rows,
+        "num_unanswered": num_rows - totals["num_ok"] - totals["num_errors"],
+        "tokens_per_second": num_tokens / infer_seconds if infer_seconds else None,
         "write_seconds": time.perf_counter() - started,
         "shared_with": json.dumps(dict(run.shared_with)) if run.shared_with else None,
         "config": json.dumps(dict(run.config)),
         "versions": json.dumps(dict(run.versions)),
         **{f"{stage}_seconds": run.seconds.get(stage) for stage in STAGES},
     }
-    (written,) = fetch_rows(execute(connection, "write/insert_run", row, table=workload.output.table))
-    return RunSummary(**written)
+    execute(connection, "write/insert_rows", {"rows": [row]}, table="runs")
+    best_ratio = None if run.shared_with else run.best_token_saving_ratio
+    shown = row | {"best_token_saving_ratio": best_ratio, "infer_seconds": infer_seconds}
+    return RunSummary(**{field.name: shown[field.name] for field in fields(RunSummary)})
