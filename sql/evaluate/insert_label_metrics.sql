@@ -29,18 +29,11 @@ sides as (
         reference,
         column_name,
         replicate,
-        expected as label,
-        weight as num_expected,
-        0 as num_answered,
-        0 as num_right
+        unnest([
+            {'label': expected, 'num_expected': weight, 'num_answered': 0, 'num_right': 0},
+            {'label': answer, 'num_expected': 0, 'num_answered': weight, 'num_right': if(answer = expected, weight, 0)}
+        ], recursive := true)
     from cells
-    union all
-    select reference, column_name, replicate, answer, 0, weight, 0
-    from cells
-    union all
-    select reference, column_name, replicate, answer, 0, 0, weight
-    from cells
-    where answer = expected
 ),
 
 sums as (
@@ -85,17 +78,15 @@ resampled as (
         num_expected + num_answered - num_right as num_rows
     from counts
     where label is not null
-    union all
-    select reference, column_name, replicate, null, 'macro_f1', macro_f1, num_rows
-    from totals
-    union all
+    union all by name
     select
         reference,
         column_name,
         replicate,
-        null,
-        'kappa',
-        (share_right - share_by_chance) / nullif(1 - share_by_chance, 0),
+        unnest([
+            {'metric': 'macro_f1', 'value': macro_f1},
+            {'metric': 'kappa', 'value': (share_right - share_by_chance) / nullif(1 - share_by_chance, 0)}
+        ], recursive := true),
         num_rows
     from totals
 ),
@@ -115,29 +106,28 @@ bootstrapped as (
 ),
 
 shares as (
-    select reference, column_name, label, 'precision' as metric, num_right, num_answered as num_rows
-    from counts
-    where replicate = 0 and label is not null and num_answered > 0
-    union all
-    select reference, column_name, label, 'recall', num_right, num_expected
-    from counts
-    where replicate = 0 and label is not null and num_expected > 0
-),
-
-final as (
-    select reference, column_name, label, metric, value, low, high, num_rows
-    from bootstrapped
-    union all
     select
         reference,
         column_name,
         label,
-        metric,
-        num_right / num_rows,
-        wilson_low(num_right, num_rows),
-        wilson_high(num_right, num_rows),
-        num_rows
+        unnest([
+            {'metric': 'precision', 'num_rows': num_answered}, {'metric': 'recall', 'num_rows': num_expected}
+        ], recursive := true),
+        num_right
+    from counts
+    where replicate = 0 and label is not null
+),
+
+final as (
+    from bootstrapped
+    union all by name
+    select
+        * exclude (num_right),
+        num_right / num_rows as value,
+        wilson_low(num_right, num_rows) as low,
+        wilson_high(num_right, num_rows) as high
     from shares
+    where num_rows > 0
 )
 
 select $evaluation_id as evaluation_id, *
