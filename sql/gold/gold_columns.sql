@@ -1,4 +1,4 @@
--- purpose: the columns of the gold rows, and their types
+-- purpose: the columns of gold rows or answers, and their types
 -- grain:   no row
 -- inputs:  the table or view $gold, named as in SQL
 -- parameters: $gold

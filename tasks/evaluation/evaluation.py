@@ -11,7 +11,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import DatabaseError
-from tasks.database.connection import connect, execute, fetch_rows, transaction
+from tasks.database.connection import connect, execute, fetch_rows, quote_identifier, transaction
 from tasks.database.existing_tables import check_own_view
 from tasks.database.schema import list_relations
 from tasks.evaluation.compared_column import ComparedColumn, list_columns, list_gold_columns, match_columns
@@ -135,9 +135,10 @@ class Comparison:
         self._this = {"evaluation_id": evaluation_id}
         self._table = workload.output.table
         self._latest = f"latest_{self._table}"
-        self._answer_types = dict(self.execute("gold/column_types", {"relation": self._latest}).fetchall())
-        if not self._answer_types:
+        if self._latest.lower() not in list_relations(connection):
             raise DatabaseError(f"workload {workload.name!r} has no answers yet: there is no view {self._latest!r}")
+        answers = self.execute("gold/gold_columns", {"gold": quote_identifier(self._latest)})
+        self._answer_types = {column[0]: str(column[1]) for column in answers.description or ()}
         for name in MACROS:
             self.execute(f"evaluate/macros/{name}")
 
