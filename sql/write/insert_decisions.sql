@@ -25,19 +25,20 @@ asked as (
     select
         * exclude (row_id),
         row_id // len($names) as row_id,
-        (row_id % len($names))::integer as number
+        row_id % len($names) as number
     from batchloom_asked_questions
 ),
 
 answers as (
     select
         row_id,
-        list(
-            {
-                number: number,
-                name: $names[number + 1],
-                state: {digest: $digests[number + 1], finish_reason: finish_reason, error: error}
-            }
+        map_from_entries(
+            list(
+                {
+                    key: number,
+                    value: {digest: $digests[number + 1], finish_reason: finish_reason, error: error}
+                }
+            )
         ) as new_states,
         sum(num_prompt_tokens)::integer as num_prompt_tokens,
         sum(num_cached_tokens)::integer as num_cached_tokens,
@@ -58,20 +59,12 @@ answered as (
 stated as (
     select
         answers.row_id,
-        list_sort(
-            list_concat(
-                answers.new_states,
-                list_transform(
-                    list_filter(
-                        range(len($names))::integer[], lambda number: not list_contains($open_questions, number)
-                    ),
-                    lambda number: {
-                        number: number,
-                        name: $names[number + 1],
-                        state: kept.question_states[$names[number + 1]]
-                    }
-                )
-            )
+        list_transform(
+            range(len($names)),
+            lambda number: {
+                name: $names[number + 1],
+                state: coalesce(answers.new_states[number], kept.question_states[$names[number + 1]])
+            }
         ) as states
     from answers
     inner join requests on requests.row_id = answers.row_id
