@@ -84,8 +84,9 @@ def read(source: Source, workload: Workload, folder: str | Path) -> ReadResult:
         try:
             rows = _select_rows(connection, source, workload)
             texts = [name for name in rows.schema.names if name.startswith("text_")]
-            open_rows = _take_open(rows, texts, requests_schema(workload), counts)
-            ordered = sort_batches(open_rows, "sort_key", folder, hash_columns={name: f"hash_{name}" for name in texts})
+            open_rows = _take_open(rows, requests_schema(workload), counts)
+            hash_columns = {name: name.replace("text_", "hash_", 1) for name in texts}
+            ordered = sort_batches(open_rows, "sort_key", folder, hash_columns=hash_columns)
             path = Path(folder) / "requests.parquet"
             requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, texts))
         except (duckdb.DataError, duckdb.ProgrammingError) as error:  # a value that the query cannot compute with
@@ -134,11 +135,9 @@ def _hash_values(values: pa.ChunkedArray) -> pa.Array:
     )
 
 
-def _take_open(
-    rows: pa.RecordBatchReader, texts: Sequence[str], schema: pa.Schema, counts: dict[str, int]
-) -> Iterator[pa.RecordBatch]:
-    """The rows that are not done, with the columns that `schema` is made of and a column hash_* for each of `texts`."""
-    unused = {"hashes", "is_done", "open_questions", "row_layout"}.difference(schema.names)
+def _take_open(rows: pa.RecordBatchReader, schema: pa.Schema, counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+    """The rows that are not done, with the columns that `schema` is made of."""
+    unused = {"is_done", "open_questions", "row_layout"}.difference(schema.names)
     for found in rows:
         batch = found.filter(pc.invert(found.column("is_done")))
         counts["num_already_done"] += found.num_rows - batch.num_rows
@@ -148,9 +147,6 @@ def _take_open(
         columns = {name: batch.column(name) for name in batch.schema.names if name not in unused}
         if "open_questions" in columns:
             columns["open_questions"] = columns["open_questions"].cast(NUMBERS)
-        hashes = batch.column("hashes").flatten()
-        for number, name in enumerate(texts):
-            columns[f"hash_{name}"] = hashes.take(pa.array(range(number, len(hashes), len(texts))))
         yield pa.RecordBatch.from_pydict(columns)
 
 

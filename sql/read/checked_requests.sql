@@ -1,5 +1,5 @@
--- purpose: a workload's checked requests: keys and prompt fields as text (null if no prompt will be made), a content
---          key, the reason why a row cannot be answered, and whether it is answered already. Rows are not sorted,
+-- purpose: a workload's checked requests: keys and prompt fields as text (null if no prompt will be made) with hashes, a
+--          content key, the reason why a row cannot be answered, and whether it is answered already. Rows are not sorted,
 --          since they are too wide with their text; sort_key has the key's order, and if it is long, its beginning
 --          and a digest
 -- grain:   one row per row of the workload's query
@@ -47,6 +47,7 @@ listed as (
         columns('^field_.*$'),
         error,
         row_priority,
+        columns('^hash_.*$'),
         list_value(*columns('^key_.*$')) as request_key,
         list_value(*columns('^hash_.*$')) as hashes,
         list_value(*columns('^idproblem_.*$')) as problems_of_key,
@@ -108,7 +109,7 @@ final as (
 select
     columns('^key_.*$'),
     case when error is null and not is_done then coalesce(decode(columns('^field_.*$')), '') end as 'text_\0',
-    hashes,
+    columns('^hash_.*$'),
     content_key,
     error,
     row_priority,
