@@ -30,43 +30,29 @@ query_counts as (
     group by query_id
 ),
 
-unique_documents as (
-    select document_texts.doc_id, document_texts.title, document_texts.body
-    from document_texts
-    semi join document_counts
-        on document_counts.doc_id = document_texts.doc_id and document_counts.num_rows = 1
-),
-
-unique_queries as (
-    select query_texts.query_id, query_texts.query_text
-    from query_texts
-    semi join query_counts
-        on query_counts.query_id = query_texts.query_id and query_counts.num_rows = 1
-),
-
-final as (
-    select
-        requested.doc_id,
-        requested.query_id,
-        unique_documents.title,
-        unique_documents.body,
-        unique_queries.query_text,
-        case
-            when document_counts.num_rows is null
-                then concat('doc_id ''', requested.doc_id, ''' is not in documents')
-            when document_counts.num_rows > 1
-                then concat('doc_id ''', requested.doc_id, ''' has ', document_counts.num_rows, ' rows in documents')
-            when query_counts.num_rows is null
-                then concat('query_id ''', requested.query_id, ''' is not in queries')
-            when query_counts.num_rows > 1
-                then concat('query_id ''', requested.query_id, ''' has ', query_counts.num_rows, ' rows in queries')
-        end as error
-    from unique_documents  -- left side streams: the long texts; in memory: what many requests share
-    right join requested on requested.doc_id = unique_documents.doc_id
+counted as (
+    select requested.*, document_counts.num_rows as num_documents, query_counts.num_rows as num_queries
+    from requested
     left join document_counts on document_counts.doc_id = requested.doc_id
     left join query_counts on query_counts.query_id = requested.query_id
-    left join unique_queries on unique_queries.query_id = requested.query_id
 )
 
-select doc_id, query_id, title, body, query_text, error
-from final
+select
+    counted.doc_id,
+    counted.query_id,
+    document_texts.title,
+    document_texts.body,
+    query_texts.query_text,
+    case
+        when counted.num_documents is null
+            then concat('doc_id ''', counted.doc_id, ''' is not in documents')
+        when counted.num_documents > 1
+            then concat('doc_id ''', counted.doc_id, ''' has ', counted.num_documents, ' rows in documents')
+        when counted.num_queries is null
+            then concat('query_id ''', counted.query_id, ''' is not in queries')
+        when counted.num_queries > 1
+            then concat('query_id ''', counted.query_id, ''' has ', counted.num_queries, ' rows in queries')
+    end as error
+from document_texts  -- left side streams: the long texts; in memory: what many requests share
+right join counted on counted.doc_id = document_texts.doc_id and counted.num_documents = 1
+left join query_texts on query_texts.query_id = counted.query_id and counted.num_queries = 1
