@@ -1,4 +1,4 @@
--- purpose: the output table of a workload whose table is not in schema/schema.sql
+-- purpose: the output table of a workload whose table is not in schema/schema.sql, or of a sample in memory
 -- grain:   one row per run and request
 -- inputs:  none
 -- identifiers: {table}, {keys}, {answers}: the answer's columns, each with its type

@@ -1,4 +1,4 @@
--- purpose: drop an empty input table, so that the attached one with this name is found
+-- purpose: drop a table, such as an empty input table, so that the attached one with this name is found
 -- grain:   none
 -- inputs:  the table
 -- identifiers: {table}

@@ -97,12 +97,13 @@ def compare_with_gold(
             execute(memory, "compare/insert_gold")
             for side, workload in enumerate(workloads):
                 types, table = _written_types(workload), f"latest_{workload.output.table}"
-                execute(memory, "compare/create_side", table=table, keys=workload.key, answers=types)
+                execute(memory, "schema/create_answers", table=table, keys=workload.key, answers=types)
                 _insert_side(memory, table, side, types, rows, "sample")
                 comparison = Comparison(memory, workload, SIDES[side])
                 comparison.create_tables()
                 comparison.take_answers(None)
                 comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
+                execute(memory, "schema/drop_table", table=table)  # the other workload may write to the same one
             found = execute(memory, "compare/differences", {"num_replicates": MOST_REPLICATES})
             return [Difference(**row) for row in fetch_rows(found)]
         except duckdb.Error as error:
@@ -121,7 +122,7 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
     whole = workloads[1]
     with duckdb.connect() as memory:
         for table in (whole.output.table, f"latest_{whole.output.table}"):
-            execute(memory, "compare/create_side", table=table, keys=whole.key, answers=shared)
+            execute(memory, "schema/create_answers", table=table, keys=whole.key, answers=shared)
         for side, name in enumerate(SIDES):
             _insert_side(memory, whole.output.table, side, shared, answered, name)
         comparison = Comparison(memory, whole, "agreement")
