@@ -16,15 +16,11 @@ case method
             when probability <= thresholds[1] then calibrated[1]
             when probability >= thresholds[-1] then calibrated[-1]
             else
-                calibrated[len(list_filter(thresholds, lambda x: x <= probability))]
-                + (probability - thresholds[len(list_filter(thresholds, lambda x: x <= probability))])
-                / (
-                    thresholds[len(list_filter(thresholds, lambda x: x <= probability)) + 1]
-                    - thresholds[len(list_filter(thresholds, lambda x: x <= probability))]
-                )
-                * (
-                    calibrated[len(list_filter(thresholds, lambda x: x <= probability)) + 1]
-                    - calibrated[len(list_filter(thresholds, lambda x: x <= probability))]
-                )
+                list_transform(
+                    [len(list_filter(thresholds, lambda x: x <= probability))],
+                    lambda i:
+                        calibrated[i] + (probability - thresholds[i])
+                        / (thresholds[i + 1] - thresholds[i]) * (calibrated[i + 1] - calibrated[i])
+                )[1]
         end
 end
