@@ -64,7 +64,7 @@ def recover_runs(database: Path) -> list[Run]:
     written = []
     for run in sweep_runs(database):
         run_id = run.record.run_id
-        use_exchange(Path(run.folder), lambda exchange: exchange.recover())
+        use_exchange(Path(run.folder), lambda exchange: exchange.take())
         try:
             workload = load_workload(run.record.workload_source)
             if "requests" not in run.artifacts:

@@ -74,10 +74,6 @@ class RunExchange:
                         _fetch(self._store, path, self._folder)
                         self._seen[path] = version
 
-    def recover(self) -> None:
-        """Copy what workers finished for a run that died; rows that cannot be copied are answered again."""
-        self.take(STATE_FOLDERS)
-
     def find(self, parts: Sequence[ArtifactRef]) -> list[ArtifactRef]:
         """The copies, in the run folder, of parts that workers made. Raises `ArtifactError`, which names it, if a part
         is missing in the store, or damaged."""
