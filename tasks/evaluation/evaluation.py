@@ -215,7 +215,8 @@ class Comparison:
         """Insert the row of ``evaluations``; returns its run id and counts."""
         names = ("workload", "gold", "answers", "against")
         row = {name: getattr(evaluation, name) or None for name in names} | {"created_at": datetime.now(UTC)}
-        (counts,) = fetch_rows(self.execute("evaluate/insert_evaluation", self._this | row))
+        (counts,) = fetch_rows(self.execute("evaluate/counts"))
+        self.execute("write/insert_rows", {"rows": [self._this | row | counts]}, table="evaluations")
         return counts
 
     def measure(self) -> list[Metric]:
