@@ -6,15 +6,10 @@
 -- parameters: none
 
 create or replace temp table batchloom_newest_answers as
-with answers as (
-    select [{keys}] as request_key, content_key, status, finish_reason, created_at, run_id
+with newest as (
+    select [{keys}] as request_key, content_key, status, finish_reason
     from {table}
-),
-
-newest as (
-    select request_key, content_key, status, finish_reason
-    from answers
-    qualify rank() over (partition by request_key order by created_at desc, run_id desc) = 1
+    qualify rank() over (partition by {keys} order by created_at desc, run_id desc) = 1
 )
 
 select distinct request_key, content_key, null::varchar[] as settled

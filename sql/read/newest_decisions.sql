@@ -7,15 +7,10 @@
 -- parameters: none
 
 create or replace temp table batchloom_newest_answers as
-with answers as (
-    select [{keys}] as request_key, content_key, finish_reason, question_states, created_at, run_id
+with newest as (
+    select [{keys}] as request_key, content_key, finish_reason, question_states
     from {table}
-),
-
-newest as (
-    select request_key, content_key, finish_reason, question_states
-    from answers
-    qualify rank() over (partition by request_key order by created_at desc, run_id desc) = 1
+    qualify rank() over (partition by {keys} order by created_at desc, run_id desc) = 1
 )
 
 select
