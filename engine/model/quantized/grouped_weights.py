@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
-from engine.kernels.cpu.quantized import QuantizedColumns
-from engine.kernels.cpu.quantized_formats import HALF, grouped_format
+from engine.kernels.cpu.quantized import HALF, QuantizedColumns, grouped_kind
 from engine.model.loading.checkpoint import read_json
 from engine.model.quantized.mapped_tensors import MappedTensor, MappedTensors
 
@@ -92,21 +91,19 @@ class GroupedWeights:
         scales = self._table(f"{place}.{'scales' if self._is_transposed else 'weight_scale'}")
         zeros = self._zeros(place)
         has_zeros, num_bits = zeros is not None, 8 if codes.format == "I8" else 4
-        found = QuantizedColumns(
-            grouped_format(num_bits=num_bits, has_zeros=has_zeros, group=depth // scales.shape[1], dtype=scales.dtype),
-            depth=depth,
-            num_columns=num_columns,
-        )
+        kind = grouped_kind(num_bits=num_bits, has_zeros=has_zeros, group=depth // scales.shape[1], dtype=scales.dtype)
+        found = QuantizedColumns(library, kind, depth=depth, num_columns=num_columns)
         raw = self._tensors.raw(codes)
         num_at_once = max(1, _CODES_AT_ONCE // (HALF * depth))
         for first in range(0, len(found.panels), num_at_once):
             some = slice(first * HALF, min(num_columns, (first + num_at_once) * HALF))
-            given = [self._unpack(raw, some, num_bits), scales[some], None if zeros is None else zeros[some]]
-            missing = -(some.stop - some.start) % HALF
-            padded = [None if part is None else pad(part, (0, 0, 0, missing)) for part in given]
-            assert padded[0] is not None
-            assert padded[1] is not None
-            found.fill_codes(library, first, padded[0], padded[1], padded[2])
+            padding = (0, 0, 0, -(some.stop - some.start) % HALF)
+            found.fill_codes(
+                first,
+                pad(self._unpack(raw, some, num_bits), padding),
+                pad(scales[some], padding),
+                None if zeros is None else pad(zeros[some], padding),
+            )
             self._tensors.forget(codes)
         return found
 

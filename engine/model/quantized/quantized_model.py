@@ -151,9 +151,9 @@ class QuantizedModel(Model):
         library, weights, base = load_library(cache_folder(), "quantized"), self._weights, self.base
         self.draw_tokens = backend.draw_tokens
         layers = [self._read_layer(library, layer, index) for index, layer in enumerate(base.layers)]
-        embedding = head = QuantizedWeight(library, [weights.columns(library, "embed_tokens")], self.dtype)
+        embedding = head = QuantizedWeight([weights.columns(library, "embed_tokens")])
         if "lm_head" in weights:
-            head = QuantizedWeight(library, [weights.columns(library, "lm_head")], self.dtype)
+            head = QuantizedWeight([weights.columns(library, "lm_head")])
         self._output_layer = PackedOutputLayer(backend, head)
         scale = getattr(base.embed_tokens, "scalar_embed_scale", None)  # Gemma
         scale = None if scale is None else torch.tensor(scale).to(self.dtype)
@@ -172,7 +172,7 @@ class QuantizedModel(Model):
         sizes = (read.qkv[0].shape, read.output[0].shape, (len(read.gate) + len(read.up), read.gate.shape[1]))
         parts = _read_products(self._weights, library, layer, f"layers.{index}")
         products = [
-            QuantizedWeight(library, part, self.dtype, bias, is_gated=number == 2 and len(part) > 1)
+            QuantizedWeight(part, bias, is_gated=number == 2 and len(part) > 1)
             for number, (part, bias) in enumerate(zip(parts, biases, strict=True))
         ]
         for product, size in zip(products, (*sizes, read.down.shape), strict=True):
