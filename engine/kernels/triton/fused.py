@@ -24,7 +24,7 @@ import triton.language as tl
 from engine.kernels.scoring import Scoring
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import DeviceWork
-from engine.kernels.triton.layers.fp8 import FP8_DTYPES, kv_scales, kv_strides
+from engine.kernels.triton.layers.fp8 import FP8_DTYPES, is_interpreted, kv_scales, kv_strides
 from engine.kernels.triton.merge import merge_rows, sink_scores
 from engine.kernels.triton.tile import (
     FIRST_PART,
@@ -38,7 +38,7 @@ from engine.kernels.triton.tile import (
     attend_tile,
     packed_rows,
 )
-from engine.kernels.triton.triton_attention import Caches, TritonAttention, is_interpreted
+from engine.kernels.triton.triton_attention import Caches, TritonAttention
 
 LOG2_E = 1.4426950408889634
 

@@ -15,7 +15,7 @@ from engine.kernels.scoring import Scoring
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
 from engine.kernels.triton.draw_kernel import draw_tokens
-from engine.kernels.triton.layers.fp8 import head_dim_of
+from engine.kernels.triton.layers.fp8 import head_dim_of, is_interpreted
 from engine.kernels.triton.layers.gpu_layers import Fp8Layer, GpuLayer, weights_on
 from engine.kernels.triton.tile_jobs import MOST_BLOCKS
 from engine.kernels.triton.tuned import Launch, load_tuned
@@ -245,11 +245,6 @@ class TritonAttention(ABC):
         self, out: torch.Tensor, query: torch.Tensor, caches: Caches, work: DeviceWork, scoring: Scoring
     ) -> None:
         """The launches of `attend`, which has checked the arguments."""
-
-
-def is_interpreted() -> bool:
-    """Whether Triton interprets kernels on the CPU."""
-    return bool(triton.knobs.runtime.interpret)
 
 
 def architecture_of(device: torch.device) -> str:
