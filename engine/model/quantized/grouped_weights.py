@@ -25,15 +25,15 @@ _SCALES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class GroupedWeights:
-    """A checkpoint's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head". The
-    config is `quantization_config` of its config.json. For `families` see `GgufWeights`. Raises `ModelError` if a file
-    cannot be read."""
+    """A checkpoint's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head". For
+    `families` see `GgufWeights`. Raises `ModelError` if a file cannot be read."""
 
     families = ("gemma2", "gemma3_text", "qwen3_moe", "starcoder2")
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        self.file, self._config = folder, config
-        self._method = str(config["quant_method"])
+    def __init__(self, folder: Path) -> None:
+        self.file = folder
+        self._config: Mapping[str, Any] = read_json(folder / "config.json")["quantization_config"]
+        self._method = str(self._config["quant_method"])
         self._is_transposed = self._method != "compressed-tensors"
         self._tensors = MappedTensors()
         for file in sorted(folder.glob("*.safetensors")):
@@ -151,12 +151,6 @@ class GroupedWeights:
             return _awq_columns(_nibbles(torch.from_numpy(raw[:, some.start // 2 : some.stop // 2].copy())))
         words = torch.from_numpy(raw.reshape(len(raw), -1, 4)[:, some].copy())  # a word has eight codes along the depth
         return _nibbles(words).permute(1, 0, 2).reshape(words.shape[1], -1)
-
-
-def read_quantization(folder: Path) -> Mapping[str, Any]:
-    """`quantization_config` of a checkpoint's config.json."""
-    found: Mapping[str, Any] = read_json(folder / "config.json")["quantization_config"]
-    return found
 
 
 def _full(name: str) -> str:

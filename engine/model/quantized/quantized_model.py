@@ -38,7 +38,7 @@ from engine.model.loading.checkpoint import (
 from engine.model.model import Model, kv_shape_of
 from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.quantized.gguf_weights import GgufWeights
-from engine.model.quantized.grouped_weights import GroupedWeights, read_quantization
+from engine.model.quantized.grouped_weights import GroupedWeights
 
 if TYPE_CHECKING:
     from engine.model.proof.tiny_run import MakeEngine
@@ -80,17 +80,18 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
     """The weights that the engine leaves quantized, or None. See `load_quantized`."""
     values = read_config_of(folder)
     is_gguf = (folder / GGUF_TENSORS).is_file()
+    can_unpack = is_gguf or not is_plain(values.to_dict())
     if config.dtype not in ("auto", "quantized"):
-        if not is_gguf and is_plain(values.to_dict()):
+        if not can_unpack:
             why = "only weights of GGUF files are unpacked; dtype auto keeps these quantized"
             raise ModelError(f"model {str(folder)!r}: dtype {config.dtype!r}: {why}")
         return None
     check_layers(folder, weight_shapes(folder))
-    weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder, read_quantization(folder))
-    reason = _why_not(folder, weights, config, device)
+    weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder)
+    reason = _why_not(folder, values, weights, config, device)
     if reason is None:
         return weights
-    if config.dtype == "quantized" or (not is_gguf and is_plain(values.to_dict())):
+    if config.dtype == "quantized" or not can_unpack:
         raise ModelError(f"model {str(weights.file)!r}: dtype 'quantized': {reason}")
     LOGGER.info("the weights of %s are unpacked: %s", weights.file.name, reason)
     return None
@@ -102,12 +103,17 @@ def find_quantized_dtype() -> torch.dtype:
     return element_type(load_library(cache_folder(), "quantized"))
 
 
-def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, device: torch.device) -> str | None:
-    values = read_config_of(folder)
+def _why_not(
+    folder: Path, values: Any, weights: QuantizedWeights, config: EngineConfig, device: torch.device
+) -> str | None:
     if device.type != "cpu" or config.attention not in ("auto", "native"):
         return f"that is for a CPU and attention 'native', got device {device} and attention {config.attention!r}"
-    if not is_plain(values.to_dict()) and not _is_covered(folder, device, weights.families):
-        return "the model's layers are not those of " + ", ".join((*PLAIN_MODEL_TYPES, *weights.families))
+    if not is_plain(values.to_dict()):
+        # The same model without weights shows whether its layers can be read here.
+        is_known = values.model_type in weights.families
+        family = find_family(make_skeleton(folder, torch.float32), device, torch.float32) if is_known else None
+        if family is None or family.reorders_heads:
+            return "the model's layers are not those of " + ", ".join((*PLAIN_MODEL_TYPES, *weights.families))
     if weights.why_not_covered is not None:
         return weights.why_not_covered
     if config.deterministic and find_windows(values.to_dict()):
@@ -125,15 +131,6 @@ def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, devi
         if size % 32:
             return f"sizes must be multiples of 32, got {size}"
     return None
-
-
-def _is_covered(folder: Path, device: torch.device, families: tuple[str, ...]) -> bool:
-    """Whether the layers of a checkpoint that is not plain can be read here; `families` are those that its files may
-    have."""
-    if read_config_of(folder).model_type not in families:
-        return False
-    family = find_family(make_skeleton(folder, torch.float32), device, torch.float32)
-    return family is not None and not family.reorders_heads
 
 
 class QuantizedModel(Model):
