@@ -27,8 +27,8 @@ from engine.kernels.draw import draw_tokens as draw_tokens_ref
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.scoring import Scoring
 from engine.kernels.triton.draw_kernel import draw_tokens
-from engine.kernels.triton.fused import FusedAttention
 from engine.kernels.triton.layers.fp8 import quantize_weights, scaled_linear
+from engine.kernels.triton.triton_attention import TritonAttention
 from engine.kernels.triton.work_list import RowField
 from engine.model.model_shape import ModelShape
 
@@ -107,7 +107,7 @@ def _merges(stage: StageRun) -> dict[str, float]:
     num_merges, num_repeats = (1, 2) if stage.is_tiny else (1000, 100)
     prefix_lens = (500,) if stage.is_tiny else (0, 37, 500, 2500)
     rng = np.random.default_rng(3)
-    backend = FusedAttention(
+    backend = TritonAttention(
         num_q_heads=8, num_kv_heads=2, head_dim=128, dtype=torch.bfloat16, block_size=16, device=run.device
     )
     num_tried, worst = 0, 0.0

@@ -14,17 +14,17 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, Step
 from engine.kernels.scoring import Scoring
 from engine.kernels.triton.device_work import WorkCapacity
-from engine.kernels.triton.fused import FusedAttention, PagedAttention
 from engine.kernels.triton.relay import RelayAttention
+from engine.kernels.triton.triton_attention import PagedAttention, TritonAttention
 
 Attend = Callable[[], torch.Tensor]
 
 
-BACKENDS = (FusedAttention, RelayAttention, PagedAttention)
+BACKENDS = (TritonAttention, RelayAttention, PagedAttention)
 OURS = tuple(kind.name for kind in BACKENDS)
 
 
-def ours(kind: type[FusedAttention] | type[RelayAttention], step: Step) -> Attend:
+def ours(kind: type[TritonAttention], step: Step) -> Attend:
     """A Triton backend; the work list of a step is prepared beforehand, as for all layers of a model."""
     backend = _backend(kind, step)
     work = backend.prepare(step.batch)
@@ -43,7 +43,7 @@ def every_launch(step: Step) -> Iterator[tuple[str, Attend]]:
             yield f"{backend.name}, {launch.name}", attend
 
 
-def _backend(kind: type[FusedAttention] | type[RelayAttention], step: Step) -> FusedAttention | RelayAttention:
+def _backend(kind: type[TritonAttention], step: Step) -> TritonAttention:
     num_q_heads, num_kv_heads, head_dim = HEADS[step.case.model]
     return kind(
         num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=torch.bfloat16,

@@ -14,15 +14,13 @@ from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.scoring import Scoring
 from engine.kernels.triton.device_work import WorkCapacity
-from engine.kernels.triton.fused import FusedAttention, PagedAttention
 from engine.kernels.triton.relay import RelayAttention
+from engine.kernels.triton.triton_attention import PagedAttention, TritonAttention
 from engine.kernels.triton.tuned import Launch
 
 NUM_Q_HEADS, NUM_KV_HEADS, BLOCK_SIZE = 32, 8, 16
 REP_MS = 50.0
 """How long a step is measured; a candidate runs dozens of steps."""
-
-Backend = FusedAttention | RelayAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,18 +75,18 @@ class TuningBench:
         for index, step in enumerate(self._steps):
             if step.is_mixed and launch.wide is None:
                 continue
-            kinds: tuple[type[Backend], ...] = (PagedAttention, RelayAttention)
+            kinds: tuple[type[TritonAttention], ...] = (PagedAttention, RelayAttention)
             for kind in kinds if step.has_prefix_tiles else kinds[:1]:
                 found.append(self._time(index, step, self._backend(kind), launch))
         return found
 
-    def _backend(self, kind: type[Backend]) -> Backend:
+    def _backend(self, kind: type[TritonAttention]) -> TritonAttention:
         return kind(
             num_q_heads=NUM_Q_HEADS, num_kv_heads=NUM_KV_HEADS, head_dim=self._head_dim, dtype=self._dtype,
             block_size=BLOCK_SIZE, device=self._run.device,
         )  # fmt: skip
 
-    def _time(self, index: int, step: TuningStep, backend: Backend, launch: Launch) -> MeasuredStep:
+    def _time(self, index: int, step: TuningStep, backend: TritonAttention, launch: Launch) -> MeasuredStep:
         """A step's tiles and its time for one layer, after its result was compared."""
         batch, num_blocks = make_batch(step.groups, BLOCK_SIZE)
         query, k_cache, v_cache = self._inputs(batch, num_blocks)

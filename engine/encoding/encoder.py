@@ -21,8 +21,8 @@ from engine.encoding.families import ENCODERS, first_position
 from engine.encoding.packed_linear import pack_linears
 from engine.errors import ModelError
 from engine.model.adapters.adapter import Adapter
-from engine.model.loading.checkpoint import check_layers, weight_shapes
-from engine.model.loading.stock_weights import read_config, read_pretrained, refuse_missing
+from engine.model.loading.checkpoint import check_layers, refuse_missing, weight_shapes
+from engine.model.loading.stock_weights import read_config, read_pretrained
 from engine.model.stock_attention import refuse_unless_neutral
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.pooler import EmbeddingPooler, Pooler, class_logprobs, pool

@@ -7,6 +7,8 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.kv.kv_layout import KVLayout, find_layout, kept_windows
+from engine.model.layer_counts import count_layer_weights, text_config_of
+from engine.model.layer_windows import find_kept_windows, find_windows
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES
 from engine.model.loading.config_sizes import VALUE_BYTES, kv_head_bytes, read_size, read_sizes
 
@@ -56,18 +58,10 @@ class ModelShape:
         """
         values, text_config = read_sizes(config), None
         if values.get("model_type") not in (None, *PLAIN_MODEL_TYPES):
-            from engine.model.layer_counts import count_layer_weights, text_config_of
-
             text_config = text_config_of(config)
         num_experts = next((int(values[name]) for name in _EXPERTS if values.get(name)), 1)
         num_q_heads = read_size(values, "num_attention_heads")
         hidden_size = read_size(values, "hidden_size")
-        windows: tuple[int, ...] = ()
-        kept_windows = windows
-        if values.get("sliding_window"):
-            from engine.model.layer_windows import find_kept_windows, find_windows
-
-            windows, kept_windows = find_windows(values), find_kept_windows(values)
         return cls(
             num_layers=read_size(values, "num_hidden_layers"),
             hidden_size=hidden_size,
@@ -86,8 +80,8 @@ class ModelShape:
             num_experts=num_experts,
             num_active_experts=read_size(values, "num_experts_per_tok") if num_experts > 1 else 1,
             counted_weights=None if text_config is None else count_layer_weights(text_config, num_experts),
-            windows=windows,
-            kept_windows=kept_windows,
+            windows=find_windows(values),
+            kept_windows=find_kept_windows(values),
         )
 
     @property

@@ -11,7 +11,13 @@ from torch.nn.functional import linear
 from engine.config import EngineConfig
 from engine.conflicts import check_gpus
 from engine.errors import ConfigError, ModelError
-from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_json, resolve_checkpoint
+from engine.model.loading.checkpoint import (
+    PLAIN_MODEL_TYPES,
+    is_plain,
+    read_json,
+    refuse_missing,
+    resolve_checkpoint,
+)
 from engine.model.loading.gguf import unpack_gguf
 from engine.model.model import Model
 from engine.model.plain.plain_checkpoint import fill_in
@@ -54,8 +60,7 @@ class ShardedModel(Model):
         for layer in language_model.get_decoder().layers:
             for part, name in ((layer.self_attn, "o_proj"), (layer.mlp, "down_proj")):
                 setattr(part, name, RowShardedLinear(getattr(part, name), shard))
-        if missing := fill_in(language_model, folder, device, partial(_cut, shard)):
-            raise ModelError(f"model {str(folder)!r}: its files lack {len(missing)} weights, {missing[0]} first")
+        refuse_missing(fill_in(language_model, folder, device, partial(_cut, shard)), folder)
         made = cls(language_model, device=device, owns_weights=True)
         made.shard = shard
         return made

@@ -24,7 +24,7 @@ from benchmarks.kernels.launch_candidates import candidates
 from engine.kernels.scoring import Scoring
 from engine.kernels.triton import triton_attention
 from engine.kernels.triton.device_work import WorkCapacity
-from engine.kernels.triton.fused import FusedAttention
+from engine.kernels.triton.triton_attention import TritonAttention
 from engine.kernels.triton.relay import RelayAttention
 
 
@@ -61,7 +61,7 @@ JITFunction.run = lambda self, *arguments, grid, warmup, **options: run(
 batch, num_blocks = make_batch([GroupSize(prefix_len=64, members=[(20, 1)] * 4)], 16)
 query = torch.zeros(batch.num_rows, 32, 128, dtype=torch.bfloat16)
 cache = torch.zeros(num_blocks, 16, 8, 128, dtype=torch.bfloat16)
-for kind in (FusedAttention, RelayAttention):
+for kind in (TritonAttention, RelayAttention):
     backend = kind(
         num_q_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16, block_size=16,
         device=torch.device("cpu"), architecture="sm_90",

@@ -9,7 +9,9 @@ import torch
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.cpu.native_work import Ints, NativeWork, ShapeStructure, WorkStructure
+from engine.kernels.cpu.native_work import NativeWork, ShapeStructure
+
+Ints = npt.NDArray[np.int64]
 
 SUB_BLOCK_TOKENS = 32
 """Tokens of a sub-block, the unit of the KV layout in cpp/attention.h; block sizes are multiples of it."""
@@ -82,15 +84,14 @@ class AttentionShape:
         covered = np.where(is_short, covered_lens[group], 0)[sequence]
         first_row, table_start = batch.cu_seqlens_q[sequence] + offset, batch.suffix_block_starts[sequence]
         own = [first_row, count, table_start, visible, batch.prefix_block_starts[group[sequence]], prefix_len, covered]
-        return NativeWork(
-            slots=np.ascontiguousarray(batch.slot_mapping),
-            shared=shared,
-            own=_longest_first(own, cost=count * (visible + prefix_len - covered)),
-            prefix_blocks=np.ascontiguousarray(batch.prefix_block_ids),
-            own_blocks=np.ascontiguousarray(batch.suffix_block_table),
-            own_seen=np.arange(batch.num_rows, dtype=np.int32) + np.repeat(first_seen, num_rows).astype(np.int32),
-            state=self._state,
-        )
+        own_seen = np.arange(batch.num_rows, dtype=np.int32) + np.repeat(first_seen, num_rows).astype(np.int32)
+        items = shared, _longest_first(own, cost=count * (visible + prefix_len - covered))
+        given = batch.slot_mapping, *items, batch.prefix_block_ids, batch.suffix_block_table, own_seen
+        arrays = [np.ascontiguousarray(array) for array in given]
+        addresses = (array.ctypes.data for array in arrays)
+        work = NativeWork(*addresses, self._state.data_ptr(), *map(len, arrays[:3]))
+        work.kept = *arrays, self._state
+        return work
 
     def _shared_items(
         self, batch: AttentionBatch, group: Ints, is_short: npt.NDArray[np.bool_], shared_lens: Ints
@@ -105,13 +106,6 @@ class AttentionShape:
         shared_len = shared_lens[run_group]
         shared = [first[run] + offset, count, batch.prefix_block_starts[run_group], shared_len]
         return _longest_first(shared, cost=count * shared_len)
-
-
-def work_structure(work: NativeWork) -> WorkStructure:
-    """The same for C++; valid as long as `work`."""
-    arrays = (work.slots, work.shared, work.own, work.prefix_blocks, work.own_blocks, work.own_seen)
-    addresses = (array.ctypes.data for array in arrays)
-    return WorkStructure(*addresses, work.state.data_ptr(), len(work.slots), len(work.shared), len(work.own))
 
 
 def _longest_first(columns: Sequence[npt.NDArray[np.integer]], cost: Ints) -> Ints:

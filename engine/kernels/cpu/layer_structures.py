@@ -6,7 +6,7 @@ from itertools import repeat
 from typing import Any
 
 from engine.kernels.cpu.native_functions import FLOAT, I64, POINTER
-from engine.kernels.cpu.native_work import ScoringStructure, ShapeStructure, WorkStructure
+from engine.kernels.cpu.native_work import NativeWork, ScoringStructure, ShapeStructure
 from engine.kernels.decoder_layer import DECODER_LAYER
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
@@ -47,4 +47,4 @@ class PanelLayer(PackedLayer):
 class LayerStep(ctypes.Structure):
     """`LayerStep` of cpp/layer.h."""
 
-    _fields_ = (("work", WorkStructure), *zip(("cos", "sin", *SCRATCH), repeat(POINTER)))
+    _fields_ = (("work", NativeWork), *zip(("cos", "sin", *SCRATCH), repeat(POINTER)))

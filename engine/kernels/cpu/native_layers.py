@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 import torch
 
 from engine.kernels import cdiv
-from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape, work_structure
+from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
 from engine.kernels.cpu.branched_layers import complete, pack_gate_up
 from engine.kernels.cpu.layer_structures import LayerStep, LinearStructure, PackedLayer, PanelLayer
 from engine.kernels.cpu.native_build import address
@@ -173,7 +173,7 @@ class PackedLayers:
                 layer.table = table
         angles = cos.data_ptr(), sin.data_ptr()
         scratch = [part.data_ptr() for part in torch.split(self._scratch[: sum(sizes)], sizes)]
-        steps = [LayerStep(work_structure(each), *angles, *scratch) for each in works]
+        steps = [LayerStep(each, *angles, *scratch) for each in works]
         num_output_rows = 0 if output_rows is None else len(output_rows)
         self._compute(
             *(self._weights, len(self._layers), self._operations, len(self._operations)),

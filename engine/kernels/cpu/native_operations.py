@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 
-from engine.kernels.cpu.attention_shape import AttentionShape, work_structure
+from engine.kernels.cpu.attention_shape import AttentionShape
 from engine.kernels.cpu.native_build import address
 from engine.kernels.cpu.native_work import NativeWork, ScoringStructure
 from engine.kernels.scoring import Scoring
@@ -25,7 +25,7 @@ class NativeOperations(AttentionShape):
         rule = ScoringStructure(scoring.scale, scoring.softcap, scoring.window, address(sinks))
         self.kernel("attend")(
             *(query.data_ptr(), query.stride(0), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
-            *map(ctypes.byref, (self.structure, rule, work_structure(work))),
+            *map(ctypes.byref, (self.structure, rule, work)),
         )
         return out.view(-1, self.num_q_heads, self.head_dim)
 
@@ -59,7 +59,7 @@ class NativeOperations(AttentionShape):
         """
         self.kernel("rotate_and_store")(
             *(*map(address, (qkv, cos, sin, q_norm, k_norm)), epsilon, k_cache.data_ptr(), v_cache.data_ptr()),
-            *map(ctypes.byref, (self.structure, work_structure(work))),
+            *map(ctypes.byref, (self.structure, work)),
         )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -1,16 +1,9 @@
 """What attention takes in cpp/work_items.h: its shape, the rule of a layer, and a step's work items."""
 
 import ctypes
-from dataclasses import dataclass
 from itertools import repeat
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from engine.kernels.cpu.native_functions import FLOAT, I64, POINTER
-
-Ints = npt.NDArray[np.int64]
 
 
 class ShapeStructure(ctypes.Structure):
@@ -25,18 +18,9 @@ class ScoringStructure(ctypes.Structure):
     _fields_ = (("scale", FLOAT), ("softcap", FLOAT), ("window", ctypes.c_int32), ("sinks", POINTER))
 
 
-class WorkStructure(ctypes.Structure):
-    """`AttentionWork` of cpp/work_items.h."""
-
-    _fields_ = (
-        *zip(("slots", "shared", "own", "prefix_blocks", "own_blocks", "own_seen", "state"), repeat(POINTER)),
-        *zip(("num_rows", "num_shared", "num_own"), repeat(I64)),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeWork:
-    """One step's attention, prepared once and used by every layer. A thread computes an item for one KV head at a time.
+class NativeWork(ctypes.Structure):
+    """`AttentionWork` of cpp/work_items.h: one step's attention, prepared once and used by every layer. A thread
+    computes an item for one KV head at a time. Addresses are of contiguous arrays, which `kept` owns:
 
     Attributes:
         slots: int64 ``[T]``, where each row's key and value are written.
@@ -50,10 +34,9 @@ class NativeWork:
         state: float32 scratch memory, in which shared items leave their partial results for own items.
     """
 
-    slots: Ints
-    shared: Ints
-    own: Ints
-    prefix_blocks: npt.NDArray[np.int32]
-    own_blocks: npt.NDArray[np.int32]
-    own_seen: npt.NDArray[np.int32]
-    state: torch.Tensor
+    _fields_ = (
+        *zip(("slots", "shared", "own", "prefix_blocks", "own_blocks", "own_seen", "state"), repeat(POINTER)),
+        *zip(("num_rows", "num_shared", "num_own"), repeat(I64)),
+    )
+    num_rows: int
+    kept: tuple[object, ...]

@@ -15,16 +15,13 @@ Layouts: query and out ``[T, num_q_heads, head_dim]``; caches ``[num_blocks, blo
 rest as in DeviceWork. Addresses are 64-bit.
 """
 
-from typing import ClassVar
-
 import torch
 import triton
 import triton.language as tl
 
 from engine.kernels.scoring import Scoring
-from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import DeviceWork
-from engine.kernels.triton.layers.fp8 import FP8_DTYPES, kv_scales, kv_strides
+from engine.kernels.triton.layers.fp8 import FP8_DTYPES, is_interpreted, kv_scales, kv_strides
 from engine.kernels.triton.merge import merge_rows, sink_scores
 from engine.kernels.triton.tile import (
     FIRST_PART,
@@ -38,9 +35,11 @@ from engine.kernels.triton.tile import (
     attend_tile,
     packed_rows,
 )
-from engine.kernels.triton.triton_attention import Caches, TritonAttention, is_interpreted
 
 LOG2_E = 1.4426950408889634
+
+Caches = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of one layer, ``[num_blocks, block_size, num_kv_heads, head_dim]`` each, with the same strides."""
 
 
 @triton.jit
@@ -194,27 +193,3 @@ def launch_attention(
         WIDENS_DOT=is_interpreted() and query.dtype == torch.bfloat16, IS_MERGING=is_merging, IS_AMD=is_amd,
         num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True, **launch.options,
     )  # fmt: skip
-
-
-class FusedAttention(TritonAttention):
-    """One launch per layer; the cost model decides per group which sequences share their prefix."""
-
-    name: ClassVar[SharePolicy] = "fused"
-
-    def _launch(
-        self, out: torch.Tensor, query: torch.Tensor, caches: Caches, work: DeviceWork, scoring: Scoring
-    ) -> None:
-        launch_attention(
-            out, query, caches, work, scoring, first_tile=0, num_tiles=work.num_tiles, is_merging=True,
-            is_amd=self.is_amd,
-        )  # fmt: skip
-
-
-class PagedAttention(FusedAttention):
-    """Paged attention, the first baseline: one launch per layer, every sequence reads its prefix's KV itself.
-
-    Tiles, their shapes, splits and merge are those of `FusedAttention`, so the two differ only in sharing.
-    `FusedAttention` computes a group in this way if sharing does not pay.
-    """
-
-    name: ClassVar[SharePolicy] = "paged"

@@ -19,9 +19,9 @@ from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.scoring import Scoring
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import DeviceWork
-from engine.kernels.triton.fused import launch_attention
+from engine.kernels.triton.fused import Caches, launch_attention
 from engine.kernels.triton.merge import merge_partials
-from engine.kernels.triton.triton_attention import Caches, TritonAttention
+from engine.kernels.triton.triton_attention import TritonAttention
 from engine.kernels.triton.tuned import Launch
 from engine.kernels.triton.work_list import TileField, WorkList
 

@@ -1,6 +1,5 @@
-"""The base class of the three Triton attention backends: shapes, a step's work, the KV write, the checks."""
+"""The Triton attention backends: shapes, a step's work, the KV write, the checks."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Self
 
@@ -15,14 +14,12 @@ from engine.kernels.scoring import Scoring
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
 from engine.kernels.triton.draw_kernel import draw_tokens
-from engine.kernels.triton.layers.fp8 import head_dim_of
+from engine.kernels.triton.fused import Caches, launch_attention
+from engine.kernels.triton.layers.fp8 import head_dim_of, is_interpreted
 from engine.kernels.triton.layers.gpu_layers import Fp8Layer, GpuLayer, weights_on
 from engine.kernels.triton.tile_jobs import MOST_BLOCKS
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
-
-Caches = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values of one layer, ``[num_blocks, block_size, num_kv_heads, head_dim]`` each, with the same strides."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -51,8 +48,9 @@ def _write_kv_kernel(  # type: ignore[no-untyped-def]
         tl.store(value_cache + target, found, mask=is_element)
 
 
-class TritonAttention(ABC):
-    """Attention of one model on one device. It does not change after construction: a step's state is in its DeviceWork.
+class TritonAttention:
+    """Attention of one model on one device: one launch per layer; the cost model decides per group which sequences
+    share their prefix. It does not change after construction: a step's state is in its DeviceWork.
 
     Args:
         dtype: of queries and, unless `fp8` is given, of the KV cache.
@@ -64,7 +62,7 @@ class TritonAttention(ABC):
         ValueError: the kernels do not support the shape, dtype or device.
     """
 
-    name: ClassVar[SharePolicy]
+    name: ClassVar[SharePolicy] = "fused"
     has_fixed_launches: ClassVar[bool] = True
     """Whether steps in one DeviceWork have the same launches, so that a CUDA graph can replay them."""
 
@@ -240,16 +238,24 @@ class TritonAttention(ABC):
         self._launch(out, query, (k_cache, v_cache), work, scoring)
         return out
 
-    @abstractmethod
     def _launch(
         self, out: torch.Tensor, query: torch.Tensor, caches: Caches, work: DeviceWork, scoring: Scoring
     ) -> None:
         """The launches of `attend`, which has checked the arguments."""
+        launch_attention(
+            out, query, caches, work, scoring, first_tile=0, num_tiles=work.num_tiles, is_merging=True,
+            is_amd=self.is_amd,
+        )  # fmt: skip
 
 
-def is_interpreted() -> bool:
-    """Whether Triton interprets kernels on the CPU."""
-    return bool(triton.knobs.runtime.interpret)
+class PagedAttention(TritonAttention):
+    """Paged attention, the first baseline: one launch per layer, every sequence reads its prefix's KV itself.
+
+    Tiles, their shapes, splits and merge are those of `TritonAttention`, so the two differ only in sharing.
+    `TritonAttention` computes a group in this way if sharing does not pay.
+    """
+
+    name: ClassVar[SharePolicy] = "paged"
 
 
 def architecture_of(device: torch.device) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,12 @@ def check_layers(folder: Path, names: Iterable[str]) -> None:
     if num_found and isinstance(num_layers, int) and not num_layers <= num_found <= num_layers + num_more:
         why = f"config.json says num_hidden_layers {num_layers}, the weight files hold {num_found} layers"
         raise ModelError(f"model {str(folder)!r}: {why}")
+
+
+def refuse_missing(names: Collection[str], folder: Path) -> None:
+    """Raises `ModelError` if a checkpoint's files lack weights of these names."""
+    if names:
+        raise ModelError(f"model {str(folder)!r}: its files lack {len(names)} weights, {min(names)} first")
 
 
 def is_plain_chat(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """Reads configurations and weights with transformers, for models that are not plain."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partialmethod
 from pathlib import Path
@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.quantizers import AutoHfQuantizer
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers, weight_shapes
+from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers, refuse_missing, weight_shapes
 
 _HEAD = re.compile(r"lm_head|embed_out|unembed|^(head|output)\.")
 """Names of the weights of output layers, in the files of all architectures."""
@@ -136,9 +136,3 @@ def read_pretrained(
     except Exception as error:  # safetensors and torch raise errors of any kind for a damaged file
         raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
     return loaded, set(info["missing_keys"])
-
-
-def refuse_missing(names: Collection[str], folder: Path) -> None:
-    """Raises `ModelError` if a checkpoint's files lack weights of these names."""
-    if names:
-        raise ModelError(f"model {str(folder)!r}: its files lack {len(names)} weights, {min(names)} first")

@@ -19,6 +19,7 @@ from engine.model.loading.checkpoint import (
     is_plain,
     read_end_tokens,
     read_json,
+    refuse_missing,
     weight_files,
     weight_shapes,
 )
@@ -116,8 +117,7 @@ def load_plain(
 
         folder = unpack_gguf(folder)
     missing = fill_in(model, folder, device)
-    if needed := sorted({*missing} - {"lm_head.weight"}):
-        raise ModelError(f"model {str(folder)!r}: its files lack {len(needed)} weights, {needed[0]} first")
+    refuse_missing({*missing} - {"lm_head.weight"}, folder)
     if missing:
         model.lm_head.weight = model.model.embed_tokens.weight  # never read; takes no memory of its own
     return model, not missing

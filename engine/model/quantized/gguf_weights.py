@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.kernels.cpu.quantized import QuantizedColumns
-from engine.kernels.cpu.quantized_formats import FORMATS
+from engine.kernels.cpu.quantized import KINDS, QuantizedColumns
 from engine.model.loading.checkpoint import GGUF_TENSORS, read_json
 from engine.model.quantized.mapped_tensors import PLAIN, MappedTensors
 
@@ -75,7 +74,7 @@ class GgufWeights:
         """Why the kernels do not support the tensors; None if they do."""
         for name, tensor in self._tensors.items():
             is_matrix = len(tensor.shape) > 1 and "ffn_gate_inp" not in name
-            if tensor.format not in ({**FORMATS, **PLAIN} if is_matrix else PLAIN):
+            if tensor.format not in ({*KINDS, *PLAIN} if is_matrix else PLAIN):
                 return f"tensor {name} has format {tensor.format}"
         return None
 

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
-from engine.kernels.cpu.quantized import QuantizedColumns
-from engine.kernels.cpu.quantized_formats import HALF, grouped_format
+from engine.kernels.cpu.quantized import HALF, QuantizedColumns, grouped_kind
 from engine.model.loading.checkpoint import read_json
 from engine.model.quantized.mapped_tensors import MappedTensor, MappedTensors
 
@@ -26,15 +25,15 @@ _SCALES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class GroupedWeights:
-    """A checkpoint's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head". The
-    config is `quantization_config` of its config.json. For `families` see `GgufWeights`. Raises `ModelError` if a file
-    cannot be read."""
+    """A checkpoint's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head". For
+    `families` see `GgufWeights`. Raises `ModelError` if a file cannot be read."""
 
     families = ("gemma2", "gemma3_text", "qwen3_moe", "starcoder2")
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        self.file, self._config = folder, config
-        self._method = str(config["quant_method"])
+    def __init__(self, folder: Path) -> None:
+        self.file = folder
+        self._config: Mapping[str, Any] = read_json(folder / "config.json")["quantization_config"]
+        self._method = str(self._config["quant_method"])
         self._is_transposed = self._method != "compressed-tensors"
         self._tensors = MappedTensors()
         for file in sorted(folder.glob("*.safetensors")):
@@ -92,21 +91,19 @@ class GroupedWeights:
         scales = self._table(f"{place}.{'scales' if self._is_transposed else 'weight_scale'}")
         zeros = self._zeros(place)
         has_zeros, num_bits = zeros is not None, 8 if codes.format == "I8" else 4
-        found = QuantizedColumns(
-            grouped_format(num_bits=num_bits, has_zeros=has_zeros, group=depth // scales.shape[1], dtype=scales.dtype),
-            depth=depth,
-            num_columns=num_columns,
-        )
+        kind = grouped_kind(num_bits=num_bits, has_zeros=has_zeros, group=depth // scales.shape[1], dtype=scales.dtype)
+        found = QuantizedColumns(library, kind, depth=depth, num_columns=num_columns)
         raw = self._tensors.raw(codes)
         num_at_once = max(1, _CODES_AT_ONCE // (HALF * depth))
         for first in range(0, len(found.panels), num_at_once):
             some = slice(first * HALF, min(num_columns, (first + num_at_once) * HALF))
-            given = [self._unpack(raw, some, num_bits), scales[some], None if zeros is None else zeros[some]]
-            missing = -(some.stop - some.start) % HALF
-            padded = [None if part is None else pad(part, (0, 0, 0, missing)) for part in given]
-            assert padded[0] is not None
-            assert padded[1] is not None
-            found.fill_codes(library, first, padded[0], padded[1], padded[2])
+            padding = (0, 0, 0, -(some.stop - some.start) % HALF)
+            found.fill_codes(
+                first,
+                pad(self._unpack(raw, some, num_bits), padding),
+                pad(scales[some], padding),
+                None if zeros is None else pad(zeros[some], padding),
+            )
             self._tensors.forget(codes)
         return found
 
@@ -154,12 +151,6 @@ class GroupedWeights:
             return _awq_columns(_nibbles(torch.from_numpy(raw[:, some.start // 2 : some.stop // 2].copy())))
         words = torch.from_numpy(raw.reshape(len(raw), -1, 4)[:, some].copy())  # a word has eight codes along the depth
         return _nibbles(words).permute(1, 0, 2).reshape(words.shape[1], -1)
-
-
-def read_quantization(folder: Path) -> Mapping[str, Any]:
-    """`quantization_config` of a checkpoint's config.json."""
-    found: Mapping[str, Any] = read_json(folder / "config.json")["quantization_config"]
-    return found
 
 
 def _full(name: str) -> str:

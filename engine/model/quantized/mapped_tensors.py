@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from engine.errors import ModelError
-from engine.kernels.cpu.quantized import QuantizedColumns, element_type
-from engine.kernels.cpu.quantized_formats import FORMATS, HALF, plain_format
+from engine.kernels.cpu.quantized import HALF, KINDS, PLAIN_KIND, QuantizedColumns, element_type
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Formats that are not quantized."""
@@ -102,7 +101,7 @@ class MappedTensors(dict[str, MappedTensor]):
         return torch.from_numpy(self.raw(tensor).copy()).view(PLAIN[tensor.format]).float().flatten()
 
     def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
-        """Repacks a matrix in one of `FORMATS`, or in one of `PLAIN`, which is converted to what products compute in.
+        """Repacks a matrix in one of `KINDS`, or in one of `PLAIN`, which is converted to what products compute in.
 
         Args:
             name: of the tensor, whose rows are output columns.
@@ -110,18 +109,18 @@ class MappedTensors(dict[str, MappedTensor]):
         """
         tensor = self.find(name)
         raw, dtype = self.raw(tensor), element_type(library)
-        layout = FORMATS.get(tensor.format) or plain_format(dtype)
         num_columns, depth = len(raw) if order is None else len(order), tensor.shape[-1]
-        found = QuantizedColumns(layout, depth=depth, num_columns=num_columns)
+        kind = KINDS.get(tensor.format, PLAIN_KIND)
+        found = QuantizedColumns(library, kind, depth=depth, num_columns=num_columns)
         rows = np.full(len(found.panels) * HALF, -1, dtype=np.int64)
         rows[:num_columns] = np.arange(num_columns) if order is None else order
         num_at_once = max(1, _BYTES_AT_ONCE // (HALF * raw.shape[1]))
         for first in range(0, len(found.panels), num_at_once):
             piece = rows[first * HALF : (first + num_at_once) * HALF]
             if tensor.format in PLAIN and dtype != PLAIN[tensor.format]:
-                found.fill(library, first, *_converted(piece, raw, PLAIN[tensor.format], dtype))
+                found.fill(first, *_converted(piece, raw, PLAIN[tensor.format], dtype))
             else:
-                found.fill(library, first, piece, raw)
+                found.fill(first, piece, raw)
             self.forget(tensor)
         return found
 

@@ -38,7 +38,7 @@ from engine.model.loading.checkpoint import (
 from engine.model.model import Model, kv_shape_of
 from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.quantized.gguf_weights import GgufWeights
-from engine.model.quantized.grouped_weights import GroupedWeights, read_quantization
+from engine.model.quantized.grouped_weights import GroupedWeights
 
 if TYPE_CHECKING:
     from engine.model.proof.tiny_run import MakeEngine
@@ -80,17 +80,18 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
     """The weights that the engine leaves quantized, or None. See `load_quantized`."""
     values = read_config_of(folder)
     is_gguf = (folder / GGUF_TENSORS).is_file()
+    can_unpack = is_gguf or not is_plain(values.to_dict())
     if config.dtype not in ("auto", "quantized"):
-        if not is_gguf and is_plain(values.to_dict()):
+        if not can_unpack:
             why = "only weights of GGUF files are unpacked; dtype auto keeps these quantized"
             raise ModelError(f"model {str(folder)!r}: dtype {config.dtype!r}: {why}")
         return None
     check_layers(folder, weight_shapes(folder))
-    weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder, read_quantization(folder))
-    reason = _why_not(folder, weights, config, device)
+    weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder)
+    reason = _why_not(folder, values, weights, config, device)
     if reason is None:
         return weights
-    if config.dtype == "quantized" or (not is_gguf and is_plain(values.to_dict())):
+    if config.dtype == "quantized" or not can_unpack:
         raise ModelError(f"model {str(weights.file)!r}: dtype 'quantized': {reason}")
     LOGGER.info("the weights of %s are unpacked: %s", weights.file.name, reason)
     return None
@@ -102,12 +103,17 @@ def find_quantized_dtype() -> torch.dtype:
     return element_type(load_library(cache_folder(), "quantized"))
 
 
-def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, device: torch.device) -> str | None:
-    values = read_config_of(folder)
+def _why_not(
+    folder: Path, values: Any, weights: QuantizedWeights, config: EngineConfig, device: torch.device
+) -> str | None:
     if device.type != "cpu" or config.attention not in ("auto", "native"):
         return f"that is for a CPU and attention 'native', got device {device} and attention {config.attention!r}"
-    if not is_plain(values.to_dict()) and not _is_covered(folder, device, weights.families):
-        return "the model's layers are not those of " + ", ".join((*PLAIN_MODEL_TYPES, *weights.families))
+    if not is_plain(values.to_dict()):
+        # The same model without weights shows whether its layers can be read here.
+        is_known = values.model_type in weights.families
+        family = find_family(make_skeleton(folder, torch.float32), device, torch.float32) if is_known else None
+        if family is None or family.reorders_heads:
+            return "the model's layers are not those of " + ", ".join((*PLAIN_MODEL_TYPES, *weights.families))
     if weights.why_not_covered is not None:
         return weights.why_not_covered
     if config.deterministic and find_windows(values.to_dict()):
@@ -127,15 +133,6 @@ def _why_not(folder: Path, weights: QuantizedWeights, config: EngineConfig, devi
     return None
 
 
-def _is_covered(folder: Path, device: torch.device, families: tuple[str, ...]) -> bool:
-    """Whether the layers of a checkpoint that is not plain can be read here; `families` are those that its files may
-    have."""
-    if read_config_of(folder).model_type not in families:
-        return False
-    family = find_family(make_skeleton(folder, torch.float32), device, torch.float32)
-    return family is not None and not family.reorders_heads
-
-
 class QuantizedModel(Model):
     """A `Model` on the CPU whose layers, output layer and embeddings have quantized weights; `skeleton` is the same
     model on the meta device."""
@@ -151,9 +148,9 @@ class QuantizedModel(Model):
         library, weights, base = load_library(cache_folder(), "quantized"), self._weights, self.base
         self.draw_tokens = backend.draw_tokens
         layers = [self._read_layer(library, layer, index) for index, layer in enumerate(base.layers)]
-        embedding = head = QuantizedWeight(library, [weights.columns(library, "embed_tokens")], self.dtype)
+        embedding = head = QuantizedWeight([weights.columns(library, "embed_tokens")])
         if "lm_head" in weights:
-            head = QuantizedWeight(library, [weights.columns(library, "lm_head")], self.dtype)
+            head = QuantizedWeight([weights.columns(library, "lm_head")])
         self._output_layer = PackedOutputLayer(backend, head)
         scale = getattr(base.embed_tokens, "scalar_embed_scale", None)  # Gemma
         scale = None if scale is None else torch.tensor(scale).to(self.dtype)
@@ -172,7 +169,7 @@ class QuantizedModel(Model):
         sizes = (read.qkv[0].shape, read.output[0].shape, (len(read.gate) + len(read.up), read.gate.shape[1]))
         parts = _read_products(self._weights, library, layer, f"layers.{index}")
         products = [
-            QuantizedWeight(library, part, self.dtype, bias, is_gated=number == 2 and len(part) > 1)
+            QuantizedWeight(part, bias, is_gated=number == 2 and len(part) > 1)
             for number, (part, bias) in enumerate(zip(parts, biases, strict=True))
         ]
         for product, size in zip(products, (*sizes, read.down.shape), strict=True):

@@ -13,7 +13,7 @@ import torch
 from engine import Completion, Engine, EngineConfig, Request, plan_prefix_groups
 from engine.execution.step_graphs import StepGraphs, find_buckets
 from engine.kernels.triton.device_work import WorkCapacity
-from engine.kernels.triton.fused import FusedAttention, PagedAttention
+from engine.kernels.triton.triton_attention import TritonAttention
 from tests.engine.execution.recorded_graph import RecordedGraph
 
 CONFIG = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 21, max_num_batched_tokens=96, block_size=16)
@@ -60,7 +60,8 @@ def graphed(
         graphs.append(kind())
         return graphs[-1]
 
-    assert isinstance(runner.attention, FusedAttention | PagedAttention)
+    assert isinstance(runner.attention, TritonAttention)
+    assert runner.attention.has_fixed_launches
     runner.graphs = StepGraphs(
         runner.model,
         runner.cache,

@@ -178,7 +178,9 @@ def check_native(
     used = layout.used_slots()
     k_cache, v_cache = (torch.full(shape, 1e4, dtype=dtype) for _ in range(2))
     new_keys, new_values = (kv.flatten(0, 1)[used] for kv in (keys, values))
-    kernels.write_kv(new_keys, new_values, k_cache, v_cache, replace(work, slots=np.array(used)))
+    kernels.write_kv(
+        new_keys, new_values, k_cache, v_cache, kernels.prepare(replace(layout.batch, slot_mapping=np.array(used)))
+    )
     # A strided query, as the fused projection gives it.
     qkv = torch.randn(layout.batch.num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim, generator=generator).to(dtype)
     query = qkv.view(layout.batch.num_rows, -1, head_dim)[:, :num_q_heads]

@@ -62,7 +62,9 @@ def attend(
     shape = (NUM_BLOCKS, BLOCK_SIZE, backend.num_kv_heads, backend.head_dim + 2)
     k_cache, v_cache = (torch.full(shape, 0x46, dtype=torch.int8) for _ in range(2))  # scales of 12,000
     new_keys, new_values = (kv.flatten(0, 1)[used] for kv in (keys, values))
-    backend.write_kv(new_keys, new_values, k_cache, v_cache, replace(work, slots=np.array(used)))
+    backend.write_kv(
+        new_keys, new_values, k_cache, v_cache, backend.prepare(replace(layout.batch, slot_mapping=np.array(used)))
+    )
     query = qkv.view(len(qkv), -1, backend.head_dim)[:, : backend.num_q_heads]
     return backend.attend(query, k_cache, v_cache, work, Scoring(scale=0.2))
 

@@ -99,8 +99,9 @@ def test_layers_in_one_call(
         )
 
     layers = [draw_layer(), draw_layer(window=20)]
-    work = kernels.prepare(batch_of(num_suffix))
-    num_rows = len(work.slots)
+    batch = batch_of(num_suffix)
+    work = kernels.prepare(batch)
+    num_rows = work.num_rows
     angles = torch.randn(num_rows, DIM // 2, generator=generator).repeat(1, 2)
     rotation = angles.cos(), angles.sin()
     hidden = draw(num_rows, HIDDEN)
@@ -108,7 +109,7 @@ def test_layers_in_one_call(
     output_rows = torch.tensor([num_rows - 1, 3, 0, 3]) if has_output_rows else None
 
     def caches() -> list[torch.Tensor]:
-        shape = (int(work.slots.max()) // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, DIM)
+        shape = (int(batch.slot_mapping.max()) // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, DIM)
         return [torch.zeros(shape, dtype=kernels.dtype) for _ in layers]
 
     def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
@@ -198,11 +199,12 @@ def test_experts_are_those_of_torch(
             is_renormalised=kind != "shared and gated",
         ),
     )
-    work = kernels.prepare(batch_of(99))
-    num_rows = len(work.slots)
+    batch = batch_of(99)
+    work = kernels.prepare(batch)
+    num_rows = work.num_rows
     cos, sin = torch.ones(num_rows, DIM), torch.zeros(num_rows, DIM)
     hidden = draw(num_rows, hidden_size)
-    shape = (int(work.slots.max()) // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, DIM)
+    shape = (int(batch.slot_mapping.max()) // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, DIM)
     keys, values = ([torch.zeros(shape, dtype=kernels.dtype)] for _ in range(2))
     packed = kernels.make_layers([layer])
     assert isinstance(packed, PackedLayers)

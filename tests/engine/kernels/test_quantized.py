@@ -10,8 +10,7 @@ import torch
 from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.cpu.native_build import load_library
 from engine.kernels.cpu.native_layers import PackedOutputLayer
-from engine.kernels.cpu.quantized import QuantizedColumns, QuantizedWeight, element_type
-from engine.kernels.cpu.quantized_formats import FORMATS, HALF, plain_format
+from engine.kernels.cpu.quantized import HALF, KINDS, PLAIN_KIND, QuantizedColumns, QuantizedWeight, element_type
 from engine.kernels.torch_output_layer import mask_logits
 from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
 from tests.engine.model.quantized_files import random_rows, unpacked
@@ -34,23 +33,22 @@ def backend_of(library: tuple[ctypes.CDLL, Path]) -> NativeBackend:
 def columns_of(
     library: ctypes.CDLL, kind: str, raw: np.ndarray, depth: int, order: np.ndarray | None = None
 ) -> QuantizedColumns:
-    layout = FORMATS.get(kind) or plain_format(element_type(library))
-    found = QuantizedColumns(layout, depth=depth, num_columns=len(raw))
+    found = QuantizedColumns(library, KINDS.get(kind, PLAIN_KIND), depth=depth, num_columns=len(raw))
     rows = np.full(len(found.panels) * HALF, -1)
     rows[: len(raw)] = np.arange(len(raw)) if order is None else order
-    found.fill(library, 0, rows, raw)
+    found.fill(0, rows, raw)
     return found
 
 
-@pytest.mark.parametrize("kind", [*FORMATS, "not quantized"])
+@pytest.mark.parametrize("kind", [*KINDS, "not quantized"])
 def test_weights_are_those_of_the_file(kind: str, library: tuple[ctypes.CDLL, Path]) -> None:
     """All codes, rows in another order, and a number of columns that fills no panel."""
     rng, dtype = np.random.default_rng(1), element_type(library[0])
-    if kind not in FORMATS:
+    if kind not in KINDS:
         kind = "BF16" if dtype == torch.bfloat16 else "F32"
     raw, order = random_rows(kind, 70, 768, rng), rng.permutation(70)
     packed = columns_of(library[0], kind, raw, 768, order)
-    table = PackedOutputLayer(backend_of(library), QuantizedWeight(library[0], [packed], dtype))
+    table = PackedOutputLayer(backend_of(library), QuantizedWeight([packed]))
     expected = torch.from_numpy(unpacked(raw, kind)).to(dtype)[order]
     ids = torch.tensor([[0, 69, 16], [5, 5, 48]])
     assert torch.equal(table.weights_of(ids), expected[ids])
@@ -68,7 +66,7 @@ def test_the_output_layer_gives_the_bits_of_unpacked_weights(num_rows: int, libr
     bias = torch.from_numpy(rng.normal(size=128)).to(dtype)
     parts = [columns_of(library[0], kind, rows, 512) for kind, rows in raw.items()]
     backend = backend_of(library)
-    quantized = PackedOutputLayer(backend, QuantizedWeight(library[0], parts, dtype, bias))
+    quantized = PackedOutputLayer(backend, QuantizedWeight(parts, bias))
     plain = backend.make_output_layer(weight, bias)
     assert isinstance(plain, PackedOutputLayer)
     hidden = torch.from_numpy(rng.normal(size=(num_rows, 512))).to(dtype)
@@ -90,7 +88,7 @@ def test_the_output_layer_gives_the_bits_of_unpacked_weights(num_rows: int, libr
 def test_columns_that_are_not_there_are_never_the_largest(library: tuple[ctypes.CDLL, Path]) -> None:
     rng, dtype = np.random.default_rng(0), element_type(library[0])
     raw = random_rows("Q4_0", 40, 64, rng)
-    weight = QuantizedWeight(library[0], [columns_of(library[0], "Q4_0", raw, 64)], dtype)
+    weight = QuantizedWeight([columns_of(library[0], "Q4_0", raw, 64)])
     layer = PackedOutputLayer(backend_of(library), weight)
     hidden = torch.from_numpy(rng.normal(size=(50, 64))).to(dtype)
     logits = layer.logits(hidden)

@@ -19,8 +19,8 @@ inline Gating swiglu_if(bool is_gated) {
 }
 
 #ifdef HAS_AVX512
-// x / (1 + exp(-factor x)), relative error about 6e-5.
-inline __m512 gate_16(__m512 x, float factor) {
+// x / (1 + exp(-factor x)), relative error about 6e-5; silu with a factor of 1.
+inline __m512 gate_16(__m512 x, float factor = 1) {
   const __m512 e = exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-LOG2E * factor)));
   return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
 }
@@ -51,7 +51,7 @@ inline __m512 gelu_16(__m512 x) {
 
 inline __m512 activate_16(__m512 x, const Gating& gating) {
   switch (gating.activation) {
-    case Activation::silu: return silu_16(x);
+    case Activation::silu: return gate_16(x);
     case Activation::gelu_tanh: return gelu_tanh_16(x);
     case Activation::gelu: return gelu_16(x);
     case Activation::clamped: return gate_16(_mm512_min_ps(x, _mm512_set1_ps(gating.limit)), gating.alpha);

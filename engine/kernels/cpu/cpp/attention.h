@@ -8,8 +8,6 @@
 // There are no log-sum-exps: a row's running maximum, sum and output are carried from its prefix to its own part.
 #pragma once
 
-#include <memory>
-
 #include "pairs.h"
 #include "work_items.h"
 
@@ -366,13 +364,6 @@ struct Attend {
   }
 };
 
-template <typename T>
-Workspace<T>& workspace() {
-  // A pointer, because every access to a thread_local object itself would call a function for its address.
-  static thread_local const auto own = std::make_unique<Workspace<T>>();
-  return *own;
-}
-
 // The number of rows that products compute if `used` rows are needed.
 inline int padded_rows(int used, Units units) {
   if (units == Units::tiles) return used > 16 ? 32 : 16;
@@ -410,7 +401,7 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
                        rule.softcap ? scale / rule.softcap : 0, rule.window > 0, units};
 #pragma omp parallel
   {
-    Workspace<T>& w = workspace<T>();
+    Workspace<T>& w = workspace<Workspace<T>>();
 #ifdef HAS_AMX
     if (units == Units::tiles) load_tile_config();
 #endif

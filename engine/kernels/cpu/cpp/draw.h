@@ -84,7 +84,10 @@ inline int64_t draw_row(const float* x, const DrawSettings& settings, int64_t si
   return drawn;
 }
 
-inline void draw(const float* logits, const DrawSettings* settings, int64_t* out, int64_t num_rows, int64_t size) {
+}  // namespace
+
+// logits: [num_rows, size]; out: a token for each row.
+extern "C" void draw_tokens(const float* logits, const DrawSettings* settings, int64_t* out, int64_t num_rows, int64_t size) {
 #pragma omp parallel
   {
     std::vector<float> weights(size);
@@ -94,11 +97,4 @@ inline void draw(const float* logits, const DrawSettings* settings, int64_t* out
     for (int64_t row = 0; row < num_rows; row++)
       out[row] = draw_row(logits + row * size, settings[row], size, weights.data(), chunk_sums.data(), kept);
   }
-}
-
-}  // namespace
-
-// logits: [num_rows, size]; out: a token for each row.
-extern "C" void draw_tokens(const float* logits, const DrawSettings* settings, int64_t* out, int64_t num_rows, int64_t size) {
-  draw(logits, settings, out, num_rows, size);
 }

@@ -48,15 +48,6 @@ extern "C" void quantize_int8(const bf16* x, uint8_t* bytes, float* scales, int6
   }
 }
 
-extern "C" void round_columns_int8(const float* columns, const float* inverse, const float* feedback, int8_t* panels,
-                                   int32_t* offsets, int64_t num_columns, int64_t depth, int size) {
-  round_columns(columns, inverse, feedback, panels, offsets, num_columns, depth, size);
-}
-
-extern "C" void spread_columns_int8(float* columns, int64_t depth, int64_t num_columns, int64_t group) {
-  spread_columns(columns, depth, num_columns, group);
-}
-
 // out: [num_ids, depth]: the columns `ids` of the weights, which have been through `spread`.
 extern "C" void take_columns_int8(const QuadWeights* weights, const int64_t* ids, bf16* out, int64_t num_ids,
                                   int64_t depth) {
@@ -71,7 +62,7 @@ extern "C" void take_columns_int8(const QuadWeights* weights, const int64_t* ids
       for (int64_t k = 0; k < depth; k++)
         columns[k * 16 + i] = float(from[k / 4 * 4 * PANEL + k % 4]) * weights->scales[id];
     }
-    spread_columns(columns.data(), depth, 16, depth & -depth);
+    spread_columns_int8(columns.data(), depth, 16, depth & -depth);
     for (int64_t i = 0; i < count; i++)
       for (int64_t k = 0; k < depth; k++) store(out[(first + i) * depth + k], columns[k * 16 + i]);
   }
@@ -83,9 +74,11 @@ extern "C" void project_int8(const uint8_t* bytes, float* row_scales, const Quad
   project({const_cast<uint8_t*>(bytes), row_scales}, *weights, nullptr, out, num_rows, num_columns, depth, false);
 }
 
-// The column of the largest product of each row; the products are not stored. allowed: null, or
-// [num_rows, num_columns / 32], a bit for each column that may be chosen.
-extern "C" void largest_column_int8(const uint8_t* bytes, float* row_scales, const QuadWeights* weights,
+// The column of the largest product of each row, plus bias, the lowest on ties; the products are not stored. allowed: null,
+// or [num_rows, num_columns / 32], a bit for each column that may be chosen.
+extern "C" void largest_column_int8(const uint8_t* bytes, const float* row_scales, const QuadWeights* weights,
                                     const uint32_t* allowed, int64_t* out, int64_t num_rows, int64_t num_columns, int64_t depth) {
-  largest_column({const_cast<uint8_t*>(bytes), row_scales}, *weights, allowed, out, num_rows, num_columns, depth);
+  find_largest(allowed, out, num_rows, num_columns, ScaledSums{*weights, row_scales}, [&](const auto& finish) {
+    multiply(QuadOperands(bytes, *weights, depth), num_rows, num_columns, finish);
+  });
 }

@@ -152,12 +152,6 @@ inline __m512 exp2_16(__m512 x) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.000002593f));
   return _mm512_scalef_ps(p, x);  // p 2^floor(x)
 }
-
-// x / (1 + exp(-x)), relative error about 6e-5.
-inline __m512 silu_16(__m512 x) {
-  const __m512 e = exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-LOG2E)));
-  return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
-}
 #endif
 
 #ifdef HAS_AMX

@@ -41,7 +41,7 @@ struct ToSwiglu {
 
   void operator()(const float* sums, int64_t row, int64_t panel) const {
     store_16(out + row * num_columns + panel * (PANEL / 2),
-             _mm512_mul_ps(silu_16(_mm512_load_ps(sums)), _mm512_load_ps(sums + 16)));
+             _mm512_mul_ps(gate_16(_mm512_load_ps(sums)), _mm512_load_ps(sums + 16)));
   }
 };
 

@@ -13,6 +13,11 @@ EXPORT_LAYERS(QuantizedFormat, quantized)
 // Bytes of an `Element`.
 extern "C" int element_bytes_quantized() { return int(sizeof(Element)); }
 
+// Bytes of a half panel in a format.
+extern "C" int half_bytes_quantized(int kind, int depth) {
+  return with_format(kind, [=](auto format) { return depth / format.BLOCK_DEPTH * format.BLOCK_BYTES; });
+}
+
 // out: [num_ids, depth], the weights of the columns `ids`.
 extern "C" void columns_quantized(const HalfPanel* halves, const int64_t* ids, Element* out, int64_t num_ids, int64_t depth) {
 #pragma omp parallel for

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 
 namespace {
 
@@ -34,6 +35,14 @@ struct AttentionWork {
 enum { SHARED_ROW, SHARED_COUNT, SHARED_TABLE, SHARED_LENGTH, SHARED_COLUMNS };
 // OWN_VISIBLE: own tokens that the first row sees; OWN_NUM_SHARED: tokens that a shared item has covered.
 enum { OWN_ROW, OWN_COUNT, OWN_TABLE, OWN_VISIBLE, OWN_PREFIX_TABLE, OWN_PREFIX_LENGTH, OWN_NUM_SHARED, OWN_COLUMNS };
+
+// A thread's workspace. A pointer, because every access to a thread_local object itself would call a function for its
+// address.
+template <typename W>
+W& workspace() {
+  static thread_local const auto own = std::make_unique<W>();
+  return *own;
+}
 
 // The state that shared items pass to own items: for each row and query head the running maximum, sum and output, [dim + 2].
 // W: a workspace with the members top, sum and out; its row r is token first_row + r / group, query head r % group of `head`.

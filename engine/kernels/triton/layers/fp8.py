@@ -85,8 +85,8 @@ def scaled_linear(
     return (found if bias is None else found + bias).to(out_dtype)
 
 
-def rounds_first() -> bool:
-    """The ROUNDS_FIRST of `to_fp8`: whether Triton interprets kernels."""
+def is_interpreted() -> bool:
+    """Whether Triton interprets kernels on the CPU."""
     return bool(triton.knobs.runtime.interpret)
 
 
@@ -224,7 +224,7 @@ def quantize_rows(x: torch.Tensor, out: ScaledRows, row_parts: torch.Tensor, row
             x, x if rows is None else rows, row_parts, out.values, out.scales,
             x.stride(0), out.values.stride(0), row_parts.stride(0),
             HAS_ROWS=rows is not None, SIZE=size, SIZE_PADDED=size_padded, LARGEST=largest_of(out.values),
-            ROUNDS_FIRST=rounds_first(), num_warps=min(max(size_padded // 512, 1), 16), enable_fp_fusion=True,
+            ROUNDS_FIRST=is_interpreted(), num_warps=min(max(size_padded // 512, 1), 16), enable_fp_fusion=True,
         )  # fmt: skip
 
 
@@ -234,6 +234,6 @@ def quantized_swiglu(gate_up: torch.Tensor, out: ScaledRows) -> None:
     if num_rows:
         _quantized_swiglu_kernel[(num_rows,)](
             gate_up, out.values, out.scales, gate_up.stride(0), out.values.stride(0),
-            SIZE=size, N=SWIGLU_COLUMNS, LARGEST=largest_of(out.values), ROUNDS_FIRST=rounds_first(),
+            SIZE=size, N=SWIGLU_COLUMNS, LARGEST=largest_of(out.values), ROUNDS_FIRST=is_interpreted(),
             num_warps=8, enable_fp_fusion=True,
         )  # fmt: skip

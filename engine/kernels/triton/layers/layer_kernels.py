@@ -24,9 +24,9 @@ from engine.kernels.triton.layers.fp8 import (
     ScaledRows,
     gated,
     head_dim_of,
+    is_interpreted,
     kv_strides,
     largest_of,
-    rounds_first,
     scale_of,
     store_heads,
     to_fp8,
@@ -193,7 +193,7 @@ def add_rms_norm(
             residual, added, residual if rows is None else rows, weight, total, written, scales, epsilon,
             residual.stride(0), added.stride(0), total.stride(0), written.stride(0),
             HAS_ADDEND=addend is not None, HAS_ROWS=rows is not None, SIZE=shape[1], SIZE_PADDED=size_padded,
-            LARGEST=largest, ROUNDS_FIRST=rounds_first(), num_warps=norm_warps(size_padded), enable_fp_fusion=True,
+            LARGEST=largest, ROUNDS_FIRST=is_interpreted(), num_warps=norm_warps(size_padded), enable_fp_fusion=True,
         )  # fmt: skip
     return total, normed
 
@@ -261,7 +261,7 @@ def rotate_and_write_kv(
             qkv.stride(0), cos.stride(0), sin.stride(0), *query.stride()[:2], *kv_strides(k_cache),
             HAS_NORMS=q_norm is not None, NUM_Q_HEADS=num_q_heads, NUM_KV_HEADS=num_kv_heads, HALF=head_dim // 2,
             HALF_PADDED=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size, M=HEADS_A_PROGRAM,
-            LARGEST=largest, ROUNDS_FIRST=rounds_first(), num_warps=4, enable_fp_fusion=True,
+            LARGEST=largest, ROUNDS_FIRST=is_interpreted(), num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return query
 

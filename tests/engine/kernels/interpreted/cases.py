@@ -11,12 +11,11 @@ import torch
 
 from benchmarks.kernels.attention_batches import GroupSize
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.triton.fused import FusedAttention, PagedAttention
 from engine.kernels.triton.relay import RelayAttention
-from engine.kernels.triton.triton_attention import TritonAttention
+from engine.kernels.triton.triton_attention import PagedAttention, TritonAttention
 
 GUARD = 77.0
-BACKENDS = {backend.name: backend for backend in (FusedAttention, PagedAttention, RelayAttention)}
+BACKENDS = {backend.name: backend for backend in (TritonAttention, PagedAttention, RelayAttention)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

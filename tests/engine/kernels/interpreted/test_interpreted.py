@@ -34,8 +34,8 @@ def test_equals_the_reference(results: dict[str, dict], name: str) -> None:
 
 def test_without_interpreter_or_gpu_it_says_what_is_needed() -> None:
     program = (
-        "import torch; from engine.kernels.triton.fused import FusedAttention; "
-        "FusedAttention(num_q_heads=1, num_kv_heads=1, "
+        "import torch; from engine.kernels.triton.triton_attention import TritonAttention; "
+        "TritonAttention(num_q_heads=1, num_kv_heads=1, "
         "head_dim=64, dtype=torch.float32, block_size=16, device=torch.device('cpu'))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

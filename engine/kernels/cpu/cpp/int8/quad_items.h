@@ -1,19 +1,12 @@
 // A step's attention in int8: the items of work_items.h, shared ones first.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "../work_items.h"
 #include "quad_attention.h"
 
 namespace {
-
-inline QuadWorkspace& quad_workspace() {
-  // A pointer, because every access to a thread_local object itself would call a function for its address.
-  static thread_local const auto own = std::make_unique<QuadWorkspace>();
-  return *own;
-}
 
 // Converts the query rows (token-major, then query head) of `count` tokens for one KV head to bytes.
 inline void pack_queries(QuadWorkspace& w, const bf16* query, int64_t stride, int64_t first, int count, int head,
@@ -90,7 +83,7 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
   };
 #pragma omp parallel
   {
-    QuadWorkspace& w = quad_workspace();
+    QuadWorkspace& w = workspace<QuadWorkspace>();
 #ifdef HAS_AMX
     if (part.use_tiles) load_tile_config();
 #endif

@@ -151,13 +151,4 @@ void project(const ByteRows& x, const QuadWeights& weights, const bf16* residual
   multiply(QuadOperands(x.bytes, weights, depth), num_rows, num_columns,
            QuadsToOutput<T>{weights, x.scales, residual, out, out_columns, is_gated});
 }
-
-// out[row] = the arg max of x times weights, + bias, over the allowed columns; the lowest column on ties.
-inline void largest_column(const ByteRows& x, const QuadWeights& weights, const uint32_t* allowed, int64_t* out, int64_t num_rows,
-                           int64_t num_columns, int64_t depth) {
-  find_largest(allowed, out, num_rows, num_columns, ScaledSums{weights, x.scales}, [&](const auto& finish) {
-    multiply(QuadOperands(x.bytes, weights, depth), num_rows, num_columns, finish);
-  });
-}
-
 }  // namespace

@@ -29,10 +29,12 @@ inline Ints round_block(const float* columns, Lanes inverse, const float* feedba
   return sums;
 }
 
+}  // namespace
+
 // Converts columns [depth][num_columns] to the panels and offsets of QuadWeights. num_columns is a multiple of PANEL, size
 // of 4. inverse: factor of each column. feedback: null, or [depth / size][size][size]. panels: all 0 before.
-inline void round_columns(const float* columns, const float* inverse, const float* feedback, int8_t* panels, int32_t* offsets,
-                          int64_t num_columns, int64_t depth, int size) {
+extern "C" void round_columns_int8(const float* columns, const float* inverse, const float* feedback, int8_t* panels,
+                                   int32_t* offsets, int64_t num_columns, int64_t depth, int size) {
 #pragma omp parallel for
   for (int64_t column = 0; column < num_columns; column += 16) {
     int8_t* quads = panels + column / PANEL * PANEL * padded_depth(depth) + column % PANEL * 4;
@@ -45,7 +47,7 @@ inline void round_columns(const float* columns, const float* inverse, const floa
 }
 
 // `spread` of each column [depth], with one multiplication by the total factor at the end. 16 columns at a time.
-inline void spread_columns(float* columns, int64_t depth, int64_t num_columns, int64_t group) {
+extern "C" void spread_columns_int8(float* columns, int64_t depth, int64_t num_columns, int64_t group) {
   const float factor = float(1 / std::sqrt(double(group)));
 #pragma omp parallel for
   for (int64_t first = 0; first < num_columns; first += 16) {
@@ -67,5 +69,3 @@ inline void spread_columns(float* columns, int64_t depth, int64_t num_columns, i
     }
   }
 }
-
-}  // namespace

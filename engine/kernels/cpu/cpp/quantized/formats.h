@@ -24,8 +24,8 @@ typedef float Element;
 constexpr int WORD = 1;
 #endif
 
-// The same numbers as in engine/kernels/cpu/quantized_formats.py. GROUPED: formats of safetensors files; plus 8 for codes of
-// 8 bits, 4 for a zero per group, 2 for groups of 128 instead of 32, 1 for scales in bf16.
+// The same numbers as in engine/kernels/cpu/quantized.py. GROUPED: formats of safetensors files; plus 8 for codes of 8 bits,
+// 4 for a zero per group, 2 for groups of 128 instead of 32, 1 for scales in bf16.
 enum Kind : int64_t { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, PLAIN, GROUPED };
 
 constexpr int HALF = 16;       // columns that are stored together: half a panel
