@@ -1,6 +1,5 @@
 """The demo: build its database once, answer it with the nightly flow, show the answers. `make demo` runs it."""
 
-import argparse
 import importlib.util
 import os
 import shlex
@@ -14,9 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from engine.errors import BatchloomError, ModelError
-from flows.command.commands import COMMANDS
-from flows.command.failure import EXIT_FAILED, fail
+from engine.errors import ModelError
 from flows.command.prefect_server import temporary_server
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
@@ -56,18 +53,22 @@ def _model_folder(package: str) -> Path:
     return Path(sys.prefix) / "share" / "demo-model" / package
 
 
-def demo(database: Path, model: Path, console: Console) -> int:
+def demo(database: Path = Path("demo.duckdb"), model: Path | None = None) -> int:
     """Build the database, answer it, show answers, evaluate them with gold rows; returns the exit code.
 
     If the embedding model is installed, documents get embeddings and the nearest pairs are shown.
 
     Args:
-        database: DuckDB file; built if it does not exist.
-        model: checkpoint folder or GGUF file.
-        console: where the results are printed.
+        database: DuckDB file; built if it does not exist
+        model: checkpoint folder or GGUF file; default: SmolLM2-135M-Instruct
     Raises:
         BatchloomError: the demo's contents are missing or the database cannot be used.
     """
+    with temporary_server():  # one for all flows
+        return _demo(database, model or find_demo_model(), Console())
+
+
+def _demo(database: Path, model: Path, console: Console) -> int:
     if not database.exists():
         build(database, console)
     console.print(f"Answering {database} with {model.name} on this machine.", markup=False)
@@ -131,22 +132,6 @@ def show(connection: duckdb.DuckDBPyConnection, console: Console) -> None:
     console.print(_table("What sharing saved, from run_summary", counts, savings))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo with the options in `arguments` (the process's own if None); returns the exit code."""
-    parser = argparse.ArgumentParser(prog="batchloom demo", description=COMMANDS["demo"])
-    parser.add_argument(
-        "--database", type=Path, default=Path("demo.duckdb"), help="DuckDB file; built if it does not exist"
-    )
-    parser.add_argument("--model", type=Path, help="checkpoint folder or GGUF file; default: SmolLM2-135M-Instruct")
-    options = parser.parse_args(arguments)
-    try:
-        model = options.model or find_demo_model()
-        with temporary_server():  # one for all flows
-            return demo(options.database, model, Console())
-    except BatchloomError as error:
-        return fail(f"demo: {error}", EXIT_FAILED)
-
-
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
@@ -157,4 +142,4 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_flow(demo))

@@ -1,8 +1,7 @@
 """Errors of a night file, found in seconds without loading a model: ``batchloom check night.toml``."""
 
-import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -10,7 +9,7 @@ from engine.errors import BatchloomError
 from engine.limits import check_weights
 from engine.model.loading.checkpoint import GGUF_TENSORS, is_plain, read_json
 from engine.model.loading.hub import resolve_head
-from flows.command.failure import EXIT_FAILED
+from flows.command.failure import EXIT_FAILED, fail
 from flows.command.run_flow import plain_log
 from flows.nights.night_file import NightPlan, load_night
 from flows.settings import WorkerSettings
@@ -88,22 +87,18 @@ def check_model(
     return problems, bound
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the night file in `arguments` (the process's own if None); returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="batchloom check", description="Find the errors of a night file, without loading a model."
-    )
-    parser.add_argument("file", type=Path, metavar="NIGHT.toml")
-    options = parser.parse_args(arguments)
-    try:
-        with plain_log(sys.stderr):
-            plan = load_night(options.file)
-            problems = find_problems(plan)
-    except BatchloomError as error:
-        problems = [" ".join(str(error).split())]
+def check(file: Path) -> int:
+    """Print the errors of a night file, one line each; returns the exit code.
+
+    Args:
+        file: the night file
+    """
+    with plain_log(sys.stderr):
+        plan = load_night(file)
+        problems = find_problems(plan)
     for problem in problems:
-        print(f"check: {problem}", file=sys.stderr)
+        fail(f"check: {problem}", EXIT_FAILED)
     if problems:
         return EXIT_FAILED
-    print(f"{options.file}: nothing is wrong; steps: {len(plan.steps)}, models: {len(plan.models)}")
+    print(f"{file}: nothing is wrong; steps: {len(plan.steps)}, models: {len(plan.models)}")
     return 0

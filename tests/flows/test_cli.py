@@ -321,9 +321,17 @@ def test_what_is_missing_is_named(nights: Any, tmp_path: Path, capsys: pytest.Ca
             ["nightly", str(night), "--device", "cpu"],
             "nightly: --device does not go with a night file, whose tables hold",
         ),
+        (["check"], "check: NIGHT.toml is missing"),
+        (["check", str(night), "more"], "check: more: belongs to no option"),
+        (["advise", *nights.inputs], "advise: WORKLOAD is missing"),
+        (["report"], "report: --database is missing"),
+        (["report", *nights.inputs[:2], "--lock-timeout-seconds", "x"], "report: Invalid value for --lock-timeout"),
+        (["demo", "--bogus"], "demo: Unknown option: --bogus."),
     ):
         assert batchloom(arguments) == 2
-        assert capsys.readouterr().err.startswith(message)
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
+        assert shown.err.startswith(message)
 
 
 def test_a_name_that_is_not_utf_8_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,8 +350,7 @@ def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == f"batchloom: no command 'weekly'; there are {known}\n"
     for name in COMMANDS:
         assert f"  {name} " in listed
-        with suppress(SystemExit):
-            batchloom([name, "--help"])
+        assert batchloom([name, "--help"]) == 0
         assert ("NIGHT.toml" if name == "check" else "--database") in capsys.readouterr().out
     program = "import sys; from flows.cli import batchloom; batchloom(['--help']); assert 'prefect' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
