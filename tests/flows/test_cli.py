@@ -526,6 +526,23 @@ def test_a_full_disk_of_the_temporary_server_is_named_without_tracebacks(
     )
 
 
+def test_an_error_that_the_temporary_server_repeats_is_one_line() -> None:
+    """On a full disk, Prefect cannot register any of its blocks, and says so of each."""
+    script = (
+        "import logging, sys; from flows.command.temporary_server import make_record\n"
+        "logging.setLogRecordFactory(make_record); logging.basicConfig(stream=sys.stdout, format='%(message)s')\n"
+        "for block, fault in (('Slack', 'disk is full'), ('Secret', 'disk is full'), ('Secret', 'file is locked')):\n"
+        "    try:\n"
+        "        raise OSError(fault)\n"
+        "    except OSError:\n"
+        "        logging.getLogger('prefect.server').exception('Failed to register %s\\n', block)\n"
+        "logging.error('Exiting'); logging.error('Exiting')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = ["Failed to register Slack OSError: disk is full", "Failed to register Secret OSError: file is locked"]
+    assert done.stdout.splitlines() == [*lines, "Exiting", "Exiting"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "exit_code"), [("ctrl-c", 130), ("sigterm", 143), ("kill", -signal.SIGKILL)])
 def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, how: str, exit_code: int) -> None:
