@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import BatchloomError, ConfigError
 from flows.command.run_flow import plain_log
 from flows.nights.night_file import load_night
-from flows.quality.text_page import make_table
+from flows.quality.text_page import make_console, make_table
 from flows.settings import Attachments, PlanSettings, find_attachments
 from flows.workload_run import describe_source
 from tasks.database.connection import connect
@@ -76,7 +76,7 @@ def show_advice(advice: LayoutAdvice, console: Console) -> None:
             )
         console.print(table)
     for sentence in advice.sentences:
-        console.print(f"- {sentence}", markup=False, highlight=False)
+        console.print(f"- {sentence}")
     console.print()
 
 
@@ -112,5 +112,5 @@ def advise(
         print(dumps([asdict(advice) for advice in found], indent=1))
     else:
         for advice in found:
-            show_advice(advice, Console())
+            show_advice(advice, make_console())
     return 0

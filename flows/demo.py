@@ -10,7 +10,6 @@ from pathlib import Path
 import duckdb
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from engine.errors import ModelError
@@ -18,6 +17,7 @@ from flows.command.prefect_server import temporary_server
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.quality.evaluate import evaluate
+from flows.quality.text_page import make_console
 from tasks.database.connection import connect, execute
 from tasks.database.demo_database import add_gold_rows, build_demo_database, read_demo_contents
 
@@ -65,13 +65,13 @@ def demo(database: Path = Path("demo.duckdb"), model: Path | None = None) -> int
         BatchloomError: the demo's contents are missing or the database cannot be used.
     """
     with temporary_server():  # one for all flows
-        return _demo(database, model or find_demo_model(), Console())
+        return _demo(database, model or find_demo_model(), make_console())
 
 
 def _demo(database: Path, model: Path, console: Console) -> int:
     if not database.exists():
         build(database, console)
-    console.print(f"Answering {database} with {model.name} on this machine.", markup=False)
+    console.print(f"Answering {database} with {model.name} on this machine.")
     chosen = [option for name in WORKLOADS for option in ("--workload", name)]
     exit_code = run_flow(nightly, ["--database", str(database), "--model", str(model), *chosen])
     embedding_model = find_embedding_model()
@@ -94,7 +94,7 @@ def _demo(database: Path, model: Path, console: Console) -> int:
     python = os.path.relpath(sys.executable) if sys.executable.startswith(os.getcwd()) else sys.executable
     reader = f'import duckdb; duckdb.connect("{database}", read_only=True).sql("{TRY_SQL}").show()'
     console.print("\nLook around with SQL; README.md has five queries to begin with. For example:")
-    console.print(f"\n  {shlex.join([python, '-c', reader])}\n", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"\n  {shlex.join([python, '-c', reader])}\n", soft_wrap=True)
     return exit_code
 
 
@@ -105,8 +105,7 @@ def build(database: Path, console: Console) -> None:
     console.print(
         f"Built {database}: {len(contents.documents)} documents from Python's own reference, "
         f"{sum(map(len, contents.questions.values()))} questions about them, "
-        f"{len(contents.searches)} searches with {sum(map(len, contents.searches.values()))} candidates.",
-        markup=False,
+        f"{len(contents.searches)} searches with {sum(map(len, contents.searches.values()))} candidates."
     )
     if contents.missing:
         console.print(f"This Python's reference lacks, and the demo leaves out: {', '.join(contents.missing)}")
@@ -137,7 +136,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]])
     for column in columns:
         table.add_column(column, overflow="fold", justify="left" if column in TEXT_COLUMNS else "right")
     for row in rows:
-        table.add_row(*(escape(" ".join(str(value).split())) for value in row))
+        table.add_row(*(" ".join(str(value).split()) for value in row))
     return table
 
 
