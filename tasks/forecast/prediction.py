@@ -1,7 +1,8 @@
 """Predicts a run by simulating every partition of its plan, or a few that stand for the others."""
 
+import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
@@ -20,7 +21,7 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, count_partition_rows, read_partition
-from tasks.workers.engine_team import EngineTeam, hand_out
+from tasks.workers.engine_team import EngineTeam
 
 MOST_TIME_SHARE = 0.01
 """Share of the predicted time after which simulation stops; the other partitions are extrapolated."""
@@ -74,7 +75,7 @@ def predict(
     partition_seconds = [
         done[number].seconds if number in done else cost * seconds_per_cost for number, cost in enumerate(costs)
     ]
-    seconds = max(hand_out(order, partition_seconds, num_engines).values())
+    seconds = max(end for _, end in hand_out(order, partition_seconds, num_engines).values())
     return RunPrediction(
         simulated=simulated,
         num_simulated=len(done),
@@ -85,24 +86,32 @@ def predict(
     )
 
 
+def hand_out(
+    order: Iterable[int], partition_seconds: Sequence[float], num_engines: int
+) -> dict[int, tuple[float, float]]:
+    """Seconds until each partition begins and ends, if the engine that is free first takes the next. See
+    `flows.workers`.
+
+    Args:
+        order, partition_seconds: in which partitions are taken, and of each, by its number.
+    """
+    free_at, spans = [0.0] * num_engines, {}
+    for partition in order:
+        begin = free_at[0]
+        spans[partition] = begin, begin + partition_seconds[partition]
+        heapq.heapreplace(free_at, spans[partition][1])
+    return spans
+
+
 def find_fitting(
     order: Sequence[int], seconds: Sequence[float], num_engines: int, seconds_left: float
 ) -> dict[int, float]:
-    """The share that is done of each partition that begins before the deadline; a free engine takes the next partition.
-
-    Args:
-        order, seconds: in which partitions are taken, and how long each takes.
-    """
-    ends = [0.0] * num_engines
-    shares = {}
-    for partition in order:
-        engine = ends.index(min(ends))
-        begin, ends[engine] = ends[engine], ends[engine] + seconds[partition]
-        if ends[engine] <= seconds_left:
-            shares[partition] = 1.0
-        elif begin < seconds_left:
-            shares[partition] = (seconds_left - begin) / seconds[partition]
-    return shares
+    """The share that is done of each partition that begins before the deadline. See `hand_out`."""
+    return {
+        partition: 1.0 if end <= seconds_left else (seconds_left - begin) / seconds[partition]
+        for partition, (begin, end) in hand_out(order, seconds, num_engines).items()
+        if end <= seconds_left or begin < seconds_left
+    }
 
 
 def spread(count: int) -> list[int]:
