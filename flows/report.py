@@ -6,7 +6,6 @@ from pathlib import Path
 
 from engine.errors import ArtifactError
 from flows.command.run_flow import plain_log, run_flow
-from tasks.recover import recover_runs
 from tasks.report import link_report, write_report
 
 LOGGER = logging.getLogger("batchloom")
@@ -20,12 +19,6 @@ def report_run(database: str | Path, run_id: str) -> None:
         LOGGER.info("report: %s", state.result())
     else:
         LOGGER.warning("run %s has no report: %s", run_id, state.message)
-
-
-def recover(database: Path) -> None:
-    """`recover_runs`, then write the reports of the runs that it has ended."""
-    for run in recover_runs(database):
-        report_run(database, run.record.run_id)
 
 
 def report(database: Path, run: str = "", out: Path | None = None, lock_timeout_seconds: float = 30.0) -> int:
