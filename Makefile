@@ -48,6 +48,8 @@ test: $(VENV)/.installed-dev $(DEMO_MODEL)/.installed $(DEMO_MODEL)/.unpacked br
 QUICK := tests/docs tests/sql tests/tasks tests/engine/planning tests/engine/scheduling tests/engine/kv \
   tests/engine/simulation tests/engine/test_request.py tests/engine/test_engine.py
 
+# What the last call has compiled and converted is used again.
+quick: export BATCHLOOM_TESTS_CACHE ?= $(CURDIR)/.batchloom/tests
 quick: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy

@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from benchmarks.measuring.comparison import LOAD_SECONDS
 from benchmarks.measuring.engine_session import Session
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
 from benchmarks.peers.catalog import PEERS, available
 from benchmarks.peers.process import PeerError
@@ -34,8 +35,6 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BatchloomError
 from engine.kernels import cdiv
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
 from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.token_batch import build_token_batch
 
@@ -184,7 +183,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/agreement.json")
     arguments = parser.parse_args(command_line)
     try:
-        model = unpack_gguf(resolve_checkpoint(arguments.model)).resolve()
+        model = find_model(arguments.model).resolve()
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         token_ids = {name: tokenizer.encode(text, add_special_tokens=False).ids for name, text in texts().items()}
         passages = take_windows(token_ids["Python's reference"], arguments.rows, arguments.row_tokens)

@@ -26,15 +26,14 @@ from typing import Any
 import duckdb
 
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from benchmarks.random_model import SHAPES, write_checkpoint
-from engine.model.loading.checkpoint import TOKENIZER_FILES, resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
+from engine.model.loading.checkpoint import TOKENIZER_FILES
 from engine.model.loading.stock_weights import read_config
 from flows.command.prefect_server import temporary_server
 from flows.command.run_flow import end_quietly
-from flows.demo import find_demo_model
 from flows.nights.night import night
 
 PARTS = (
@@ -190,7 +189,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", type=float, default=0.75, help="agreement that the certificate has to prove")
     parser.add_argument("--out", type=Path, help="file for the JSON result")
     arguments = parser.parse_args(command_line)
-    small, machine = unpack_gguf(resolve_checkpoint(arguments.model or find_demo_model())), describe_machine()
+    small, machine = find_model(arguments.model), describe_machine()
     with temporary_server():
         run = measure(small, arguments.rows, arguments.target)
     report("cascade", command_line, arguments.out, machine=machine, model=f"{small.name}, float32", run=run)

@@ -22,13 +22,12 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
 from tasks.plan_prefix import write_plan
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
@@ -186,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=sorted(LARGEST_DIFFERENCE), default="bfloat16")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    checkpoint = unpack_gguf(resolve_checkpoint(options.model))
+    checkpoint = find_model(options.model)
     engine = Engine.load(checkpoint, EngineConfig(dtype=options.dtype))
     bodies = make_bodies(TextCodec.load(checkpoint), options.rows, options.row_tokens)
     with tempfile.TemporaryDirectory() as folder:

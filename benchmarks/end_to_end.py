@@ -27,15 +27,13 @@ from typing import Any
 from benchmarks.measuring.comparison import check_answers, measure
 from benchmarks.measuring.engine_session import BLOCK_TOKENS, Session
 from benchmarks.measuring.machine import describe_command, describe_machine
-from benchmarks.measuring.model_folder import read_model_shape
+from benchmarks.measuring.model_folder import find_model, read_model_shape
 from benchmarks.measuring.result_file import write_result
 from benchmarks.measuring.timed_runs import OURS
 from benchmarks.measuring.workloads import Sizes, make_batches, workload_names
 from benchmarks.peers.catalog import PEERS, available
 from benchmarks.peers.process import PeerError
 from engine.errors import BatchloomError
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
 
 
 def print_workload(workload: Mapping[str, Any], names: Collection[str]) -> None:
@@ -62,7 +60,7 @@ def print_workload(workload: Mapping[str, Any], names: Collection[str]) -> None:
 
 def report(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check answers, then measure. Raises `SystemExit` if batchloom's answers are wrong."""
-    model = unpack_gguf(resolve_checkpoint(arguments.model))
+    model = find_model(arguments.model)
     shape = read_model_shape(model, arguments.dtype)
     sizes = Sizes(
         scale=arguments.scale,

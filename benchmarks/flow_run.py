@@ -26,10 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measuring.machine import describe_machine
-from benchmarks.measuring.model_folder import read_model_shape
+from benchmarks.measuring.model_folder import find_model, read_model_shape
 from benchmarks.measuring.result_file import report
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 
@@ -126,7 +124,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-mib", type=int, default=512, help="KV memory")
     parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/flow_run.json")
     arguments, flow_options = parser.parse_known_args(command_line)
-    model = unpack_gguf(resolve_checkpoint(arguments.model))
+    model = find_model(arguments.model)
     machine = describe_machine()
     try:
         run = measure(

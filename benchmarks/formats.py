@@ -20,13 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.step_record import StepRecord
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
 from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Request
 
@@ -146,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    checkpoint = unpack_gguf(resolve_checkpoint(options.model))
+    checkpoint = find_model(options.model)
     config = {"kv_memory_bytes": 512 << 20, "max_model_len": 512}
     engines = {name: Engine.load(checkpoint, EngineConfig(dtype=name, **config)) for name in options.formats}
     bench = Bench(engines, num_prompts=options.prompts, num_new_tokens=options.new_tokens)

@@ -24,15 +24,13 @@ import duckdb
 
 from benchmarks.measuring.engine_session import BLOCK_TOKENS, Session
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
 from benchmarks.peers.catalog import PEERS, find_python
 from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.protocol import Work
 from benchmarks.typed import MAX_NEW_TOKENS, SCHEMA, judge, make_prompts
 from engine.kernels import cdiv
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
-from flows.demo import find_demo_model
 from tasks.prompts.text_codec import TextCodec
 
 OURS = "batchloom"
@@ -98,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--vllm", type=Path, help="the interpreter of vLLM, if it is not in .peers")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    folder = unpack_gguf(resolve_checkpoint(options.model or find_demo_model()))
+    folder = find_model(options.model)
     machine = describe_machine()
     codec = TextCodec.load(folder)
     prompts = make_prompts(codec, options.rows * (options.rounds + 1))

@@ -31,10 +31,9 @@ import duckdb
 import numpy as np
 
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
 from flows.command.prefect_server import temporary_server
 from flows.command.run_flow import end_quietly
 from flows.nights.night import night
@@ -254,7 +253,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-mib", type=int, default=512, help="KV memory")
     parser.add_argument("--out", type=Path, help="file for the JSON result")
     arguments = parser.parse_args(command_line)
-    model, machine = unpack_gguf(resolve_checkpoint(arguments.model)), describe_machine()
+    model, machine = find_model(arguments.model), describe_machine()
     with temporary_server():
         if arguments.deadline:
             run = measure_deadline(model, arguments.documents, arguments.deadline, arguments.kv_mib)

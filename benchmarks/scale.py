@@ -34,13 +34,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.peak_memory import peak_resident_gb
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.kernels import cdiv
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
-from flows.demo import find_demo_model
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.plan_prefix import write_plan
@@ -84,7 +82,7 @@ class TextMaker:
 
 def make_database(folder: Path, num_requests: int) -> None:
     """Write documents, queries, and the pairs to answer."""
-    maker = TextMaker(TextCodec.load(find_checkpoint()))
+    maker = TextMaker(TextCodec.load(find_model()))
     with connect(folder / "case.duckdb", create=True, memory_limit="1GB") as connection:
         create_schema(connection)
 
@@ -108,7 +106,7 @@ def make_database(folder: Path, num_requests: int) -> None:
 
 
 def _make_source(folder: Path) -> Source:
-    checkpoint = find_checkpoint()
+    checkpoint = find_model()
     return Source(
         database=folder / "case.duckdb",
         model=str(checkpoint),
@@ -126,7 +124,7 @@ def run_stage(stage: str, folder: Path) -> None:
             describe_parquet(folder / "requests.parquet"),
             folder / "tokens.parquet",
             load_workload("snippets"),
-            find_checkpoint(),
+            find_model(),
             MAX_MODEL_LEN,
         ),
         "plan": lambda: write_plan(
@@ -139,10 +137,6 @@ def run_stage(stage: str, folder: Path) -> None:
         "gather": lambda: gather(folder),
     }
     stages[stage]()
-
-
-def find_checkpoint() -> Path:
-    return unpack_gguf(resolve_checkpoint(str(find_demo_model())))
 
 
 @dataclass(frozen=True, slots=True)

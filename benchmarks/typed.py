@@ -32,13 +32,11 @@ import duckdb
 import jsonschema
 
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine import Completion, Engine, EngineConfig, Grammar, Request, Vocabulary
 from engine.grammar import Constraint
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
-from flows.demo import find_demo_model
 from tasks.answers.column_grammar import object_grammar
 from tasks.answers.extract import Column
 from tasks.prompts.text_codec import TextCodec
@@ -260,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-bytes", type=int, default=1 << 30)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    folder = unpack_gguf(resolve_checkpoint(options.model or find_demo_model()))
+    folder = find_model(options.model)
     prompts = make_prompts(TextCodec.load(folder), max(options.rows, options.validity_rows))
     check_ids(Bench(folder, "float32", options.threads, options.kv_bytes), prompts[: options.gate_rows])
     bench = Bench(folder, options.dtype, options.threads, options.kv_bytes)

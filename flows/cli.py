@@ -49,8 +49,6 @@ def _run(name: str, *given: str) -> int:
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
-    from prefect import Flow
-
     from flows.command.prefect_server import temporary_server
     from flows.command.run_flow import run_flow
 
@@ -58,9 +56,5 @@ def _run_command(name: str, arguments: list[str]) -> int:
     needs_server = name not in ("report", "check", "advise") and not set(HELP_FLAGS) & set(arguments)
     with temporary_server() if needs_server else nullcontext():  # starts while the flow is imported
         if is_file:
-            return run_flow(import_module("flows.nights.night").night, ["--file", *arguments])
-        if name == "compare" and arguments[:1] != [] and not arguments[0].startswith("-"):
-            arguments = ["--workload", *arguments]
-        module = import_module(MODULES.get(name, f"flows.{name}"))
-        flow = getattr(module, name, None)
-        return run_flow(flow, arguments) if isinstance(flow, Flow) else int(module.main(arguments))
+            return run_flow(import_module("flows.nights.night").night, arguments)
+        return run_flow(getattr(import_module(MODULES.get(name, f"flows.{name}")), name), arguments)

@@ -1,6 +1,5 @@
 """The demo: build its database once, answer it with the nightly flow, show the answers. `make demo` runs it."""
 
-import argparse
 import importlib.util
 import os
 import shlex
@@ -11,16 +10,14 @@ from pathlib import Path
 import duckdb
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from engine.errors import BatchloomError, ModelError
-from flows.command.commands import COMMANDS
-from flows.command.failure import EXIT_FAILED, fail
+from engine.errors import ModelError
 from flows.command.prefect_server import temporary_server
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.quality.evaluate import evaluate
+from flows.quality.text_page import make_console
 from tasks.database.connection import connect, execute
 from tasks.database.demo_database import add_gold_rows, build_demo_database, read_demo_contents
 
@@ -56,21 +53,25 @@ def _model_folder(package: str) -> Path:
     return Path(sys.prefix) / "share" / "demo-model" / package
 
 
-def demo(database: Path, model: Path, console: Console) -> int:
+def demo(database: Path = Path("demo.duckdb"), model: Path | None = None) -> int:
     """Build the database, answer it, show answers, evaluate them with gold rows; returns the exit code.
 
     If the embedding model is installed, documents get embeddings and the nearest pairs are shown.
 
     Args:
-        database: DuckDB file; built if it does not exist.
-        model: checkpoint folder or GGUF file.
-        console: where the results are printed.
+        database: DuckDB file; built if it does not exist
+        model: checkpoint folder or GGUF file; default: SmolLM2-135M-Instruct
     Raises:
         BatchloomError: the demo's contents are missing or the database cannot be used.
     """
+    with temporary_server():  # one for all flows
+        return _demo(database, model or find_demo_model(), make_console())
+
+
+def _demo(database: Path, model: Path, console: Console) -> int:
     if not database.exists():
         build(database, console)
-    console.print(f"Answering {database} with {model.name} on this machine.", markup=False)
+    console.print(f"Answering {database} with {model.name} on this machine.")
     chosen = [option for name in WORKLOADS for option in ("--workload", name)]
     exit_code = run_flow(nightly, ["--database", str(database), "--model", str(model), *chosen])
     embedding_model = find_embedding_model()
@@ -93,7 +94,7 @@ def demo(database: Path, model: Path, console: Console) -> int:
     python = os.path.relpath(sys.executable) if sys.executable.startswith(os.getcwd()) else sys.executable
     reader = f'import duckdb; duckdb.connect("{database}", read_only=True).sql("{TRY_SQL}").show()'
     console.print("\nLook around with SQL; README.md has five queries to begin with. For example:")
-    console.print(f"\n  {shlex.join([python, '-c', reader])}\n", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"\n  {shlex.join([python, '-c', reader])}\n", soft_wrap=True)
     return exit_code
 
 
@@ -104,8 +105,7 @@ def build(database: Path, console: Console) -> None:
     console.print(
         f"Built {database}: {len(contents.documents)} documents from Python's own reference, "
         f"{sum(map(len, contents.questions.values()))} questions about them, "
-        f"{len(contents.searches)} searches with {sum(map(len, contents.searches.values()))} candidates.",
-        markup=False,
+        f"{len(contents.searches)} searches with {sum(map(len, contents.searches.values()))} candidates."
     )
     if contents.missing:
         console.print(f"This Python's reference lacks, and the demo leaves out: {', '.join(contents.missing)}")
@@ -131,30 +131,14 @@ def show(connection: duckdb.DuckDBPyConnection, console: Console) -> None:
     console.print(_table("What sharing saved, from run_summary", counts, savings))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo with the options in `arguments` (the process's own if None); returns the exit code."""
-    parser = argparse.ArgumentParser(prog="batchloom demo", description=COMMANDS["demo"])
-    parser.add_argument(
-        "--database", type=Path, default=Path("demo.duckdb"), help="DuckDB file; built if it does not exist"
-    )
-    parser.add_argument("--model", type=Path, help="checkpoint folder or GGUF file; default: SmolLM2-135M-Instruct")
-    options = parser.parse_args(arguments)
-    try:
-        model = options.model or find_demo_model()
-        with temporary_server():  # one for all flows
-            return demo(options.database, model, Console())
-    except BatchloomError as error:
-        return fail(f"demo: {error}", EXIT_FAILED)
-
-
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, overflow="fold", justify="left" if column in TEXT_COLUMNS else "right")
     for row in rows:
-        table.add_row(*(escape(" ".join(str(value).split())) for value in row))
+        table.add_row(*(" ".join(str(value).split()) for value in row))
     return table
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_flow(demo))

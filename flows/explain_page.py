@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from flows.quality.text_page import TextPage, make_table, publish_page, show_duration, show_size
+from flows.quality.text_page import TextPage, make_console, make_table, publish_page, show_duration, show_size
 from tasks.forecast.forecast import Forecast, Prediction, Quantiles
 
 ARTIFACT_COLUMNS = 120
@@ -20,7 +19,7 @@ def print_forecasts(forecasts: Sequence[Forecast], *, is_json: bool) -> None:
         print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1))
         return
     for forecast in forecasts:
-        show_forecast(forecast, Console())
+        show_forecast(forecast, make_console())
 
 
 def show_forecast(forecast: Forecast, console: Console) -> None:
@@ -37,9 +36,9 @@ def show_forecast(forecast: Forecast, console: Console) -> None:
         console.print(_facts(_run_facts(forecast.prediction)))
         console.print(_what_ifs(forecast.prediction))
     for sentence in forecast.advice or ("Nothing that was tried would help by 5% or more.",):
-        console.print(f"- {sentence}", markup=False, highlight=False)
+        console.print(f"- {sentence}")
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in forecast.seconds.items())
-    console.print(f"\nExplained in {sum(forecast.seconds.values()):.1f} s: {stages}.\n", highlight=False)
+    console.print(f"\nExplained in {sum(forecast.seconds.values()):.1f} s: {stages}.\n")
 
 
 def publish_forecast(forecast: Forecast) -> None:
@@ -131,7 +130,7 @@ def _orders(forecast: Forecast) -> Table:
     table = make_table("Orders of the template's fields, by text that whole fields share", ["order"], ("saved", ""))
     for order in forecast.field_orders:
         mark = "as it is" if order.is_current else ""
-        table.add_row(escape(", ".join(order.fields)), f"{order.saving_ratio:.1%}", mark)
+        table.add_row(", ".join(order.fields), f"{order.saving_ratio:.1%}", mark)
     return table
 
 
@@ -145,7 +144,7 @@ def _what_ifs(prediction: Prediction) -> Table:
 def _facts(facts: Sequence[tuple[str, str]]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in facts:
-        table.add_row(name, escape(value))
+        table.add_row(name, value)
     return table
 
 

@@ -123,8 +123,7 @@ class Workers:
             from tasks.workers.worker_pool import WorkerPool  # imported only when needed
 
             self._pool = WorkerPool(team.environments)
-        job = replace(job, engine=team.engine)
-        given: dict[str, Any] = {"job": job}
+        given: dict[str, Any] = {"job": replace(job, engine=team.engine)}
         if self._pool is not None:
             given["answer"] = self._pool.answer
         runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=team.num_engines)

@@ -11,7 +11,7 @@ from engine.encoding.families import is_encoder
 from engine.errors import DatabaseError
 from engine.limits import check_weights
 from engine.model.loading.checkpoint import checkpoint_digest, is_plain, read_json, resolve_checkpoint
-from flows.report import recover, report_run
+from flows.report import report_run
 from flows.settings import PlanSettings, WorkerSettings
 from flows.workers import Workers, infer_plan
 from tasks.database.connection import connect
@@ -20,7 +20,7 @@ from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.prompts.text_codec import check_tokenizer
 from tasks.read import ReadResult, read, read_answer_length
-from tasks.recover import stop_run
+from tasks.recover import recover_runs, stop_run
 from tasks.runs.infer_job import FailurePolicy, InferJob, Member
 from tasks.runs.run import Run, hold_database, protect_result_storage, set_isolation
 from tasks.runs.run_summary import RunSummary
@@ -71,14 +71,15 @@ def describe_source(
 
 @contextmanager
 def hold_night(database: Path, lock_timeout_seconds: float, *, is_written: bool = True) -> Iterator[None]:
-    """Lock the database for a flow run, and first finish what earlier ones could not. See `recover`, `hold_database`,
-    whose errors are raised; `DatabaseError` for a wrong path is raised before a folder is made next to it."""
+    """Lock the database for a flow run, and first finish what earlier ones could not. See `hold_database` and
+    `recover_runs`, whose errors are raised; `DatabaseError` for a wrong path before a folder is made next to it."""
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass
     with hold_database(database, is_written=is_written):
         protect_result_storage()
         if is_written and any(runs_folder(database).glob("*-*")):
-            recover(database)
+            for run in recover_runs(database):
+                report_run(database, run.record.run_id)
         prune_cache(database)
         yield
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.errors import ConfigError, DatabaseError
+from engine.errors import ArtifactError, ConfigError, DatabaseError
 from tasks.database.connection import connect, execute
 from tasks.storage.artifact import replace_file
 
@@ -25,8 +25,9 @@ WAIT_SECONDS = 0.2
 
 
 def check_target(database: Path, target: Path) -> None:
-    """Check that a copy of the database can be written to `target`. Raises `ConfigError` if its folder is missing or
-    read-only, or it is a folder itself, a file that is no copy, or the database."""
+    """Check that a copy of the database can be written to `target`: a temporary file is made beside it and deleted.
+    Raises `ConfigError` if its folder is missing or takes no file, or it is a folder itself, a file that is no copy, or
+    the database."""
     if not target.parent.is_dir():
         raise ConfigError(f"publish: no folder {target.parent}")
     if not os.access(target.parent, os.W_OK):
@@ -40,6 +41,17 @@ def check_target(database: Path, target: Path) -> None:
             header = file.read(12)
         if header and header[8:] != DUCKDB_HEADER:
             raise ConfigError(f"publish: {target} is not a DuckDB database and would be replaced; name another file")
+    try:
+        with replace_file(target):
+            raise _NotReplacedError
+    except _NotReplacedError:
+        pass
+    except ArtifactError as error:
+        raise ConfigError(f"publish: {error}") from error
+
+
+class _NotReplacedError(Exception):
+    """Ends `replace_file` before it replaces the file."""
 
 
 def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> None:

@@ -50,7 +50,7 @@ def write_report(
 
 
 @task(name="report", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def report(database: str, run_id: str) -> str:
+def link_report(database: str, run_id: str) -> str:
     """Write the page of a run into its folder and link it, with the main numbers, from the flow run; returns its path.
     See `write_report`."""
     path, facts = write_report(database, run_id)

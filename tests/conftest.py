@@ -3,6 +3,7 @@
 import atexit
 import fcntl
 import gc
+import hashlib
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -134,13 +136,28 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
 
     def make(family: str) -> Path:
         if family not in folders:
-            folder = tmp_path_factory.mktemp(f"tiny-{family}")
-            _save_model(family, folder)
-            _save_tokenizer(folder)
-            folders[family] = folder
+            folders[family] = tmp_path_factory.mktemp(f"tiny-{family}")
+            shutil.copytree(_make_checkpoint(family), folders[family], dirs_exist_ok=True)
         return folders[family]
 
     return make
+
+
+def _make_checkpoint(family: str) -> Path:
+    """The checkpoint of a family in the cache, made once for all of pytest's processes by this file."""
+    maker = hashlib.sha256(Path(__file__).read_bytes() + version("transformers").encode())
+    made = Path(_CACHE, f"tiny-{family}-{maker.hexdigest()[:16]}")
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{made}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            part = Path(f"{made}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            _save_model(family, part)
+            _save_tokenizer(part)
+            part.rename(made)
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring.machine import describe_machine
+from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import write_result
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.papers.disaggregation import disaggregation
@@ -36,8 +37,6 @@ from benchmarks.papers.throughput import measured_throughput, simulated_throughp
 from benchmarks.papers.token_batching import token_batching
 from benchmarks.random_model import write_checkpoint
 from engine.errors import BatchloomError
-from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
 
 ROOT = Path(__file__).parents[2]
 RANDOM_SHAPE: Mapping[str, Any] = {
@@ -66,7 +65,7 @@ def open_lab(arguments: argparse.Namespace) -> Iterator[Lab]:
     """The model that was given, or a small one of random weights."""
     with tempfile.TemporaryDirectory(prefix="batchloom-papers-") as folder:
         if arguments.model:
-            model = unpack_gguf(resolve_checkpoint(arguments.model))
+            model = find_model(arguments.model)
             name = Path(arguments.model).stem
         else:
             model = Path(folder) / "model"

@@ -28,11 +28,13 @@ MODULES = {
 }
 """By command, the module if it is not `flows.COMMAND`."""
 
-USAGES = {
-    ("nightly", True): "Usage: batchloom nightly NIGHT.toml [OPTIONS]",
-    ("compare", False): "Usage: batchloom compare OLD.toml NEW.toml --database PATH --model STR [OPTIONS]",
+ARGUMENTS = {
+    "nightly": ("file", "NIGHT.toml"),
+    "compare": ("workloads", "OLD.toml NEW.toml --database PATH --model STR"),
+    "check": ("file", "NIGHT.toml"),
+    "advise": ("workload", "WORKLOAD"),
 }
-"""Of commands with arguments before their options, by name and by whether they take a night file."""
+"""By command, the parameter that may be given without its name, and the required arguments as the help shows them."""
 
 
 def show_default(value: Any) -> str | None:

@@ -6,6 +6,8 @@ from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError, Un
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from flows.command.commands import ARGUMENTS
+
 
 def describe_values(error: ValidationError, meanings: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
     """The name of each option with a wrong value, and the reason; `meanings` has the options' help texts by name."""
@@ -40,10 +42,12 @@ def describe_usage(error: CycloptsError, command: str, options: Collection[str])
                 "with --workload"
             )
     if isinstance(error, MissingArgumentError) and error.argument is not None:
-        if not error.argument.tokens and error.keyword is None:
-            return f"{error.argument.name} is missing"
-        if error.argument.name == "--workload" and command == "compare":
+        unnamed, shown = ARGUMENTS.get(command, ("", ""))
+        is_unnamed = error.argument.field_info.name == unnamed
+        if is_unnamed and command == "compare":
             return "two workloads are needed: batchloom compare OLD.toml NEW.toml"
+        if not error.argument.tokens and error.keyword is None:
+            return f"{shown if is_unnamed else error.argument.name} is missing"
     if isinstance(error, UnusedCliTokensError):
         tokens = ", ".join(error.unused_tokens or ())
         return f"{tokens}: belongs to no option (several values are given as --option A --option B)"

@@ -1,17 +1,18 @@
-"""The options of a command, made from its flow's parameters and the fields of its settings."""
+"""The options of a command, made from its function's parameters and the fields of its settings."""
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import make_dataclass
 from itertools import chain
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from cyclopts import App, CycloptsError, Group, Parameter
-from prefect import Flow
-from pydantic import ValidationError, create_model
+from prefect.utilities.callables import parameter_schema
+from pydantic import TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
-from flows.command.commands import HELP_FLAGS, USAGES, show_default
+from flows.command.commands import ARGUMENTS, COMMANDS, FLAGS, HELP_FLAGS, show_default
 from flows.command.option_faults import describe_usage, describe_values
 from flows.settings import RENAMED
 
@@ -20,57 +21,49 @@ SHOWN_FIRST = (
     *("workload", "gold", "run", "against", "min", "max"),
     *("device", "dtype", "kv_memory", "max_num_batched_tokens", "workers"),
 )
+"""Options that ``--help`` shows, which shows all of a command with few."""
 
 
 class _Option(NamedTuple):
     name: str
     settings: str
-    """The flow's parameter of which the option is a field; empty if the option is a parameter itself."""
+    """The function's parameter of which the option is a field; empty if the option is a parameter itself."""
     annotation: Any
     default: Any
     help: str | None = None
     group: str = "Parameters"
 
 
-def parse_options(
-    flow: Flow[..., Any], arguments: Sequence[str], about: str, flags: Mapping[str, str]
-) -> dict[str, Any] | None:
-    """The parameters of the flow that `arguments` give, checked; None after printing help.
-
-    Args:
-        flow: whose parameters are the options.
-        arguments: of the command line.
-        about: what the command does, for the help.
-        flags: names and help texts of further options without a value; True in the result if given.
-
-    Raises:
-        ConfigError: an option is unknown or missing, or has a value that is not allowed.
-    """
+def parse_options(name: str, function: Callable[..., Any], arguments: Sequence[str]) -> dict[str, Any] | None:
+    """The parameters of a command's function that `arguments` give, checked, and the command's `FLAGS`; None after
+    printing help. See `run_flow`. Raises `ConfigError` if an option is unknown, missing, or has a wrong value."""
     options: dict[str, _Option] = {}
-    for option in chain(_find_options(flow), (_Option(name, "", bool, False, flags[name]) for name in flags)):
+    flags = (_Option(flag, "", bool, False, meaning) for flag, meaning in FLAGS.get(name, {}).items())
+    for option in chain(_find_options(function), flags):
         options.setdefault(option.name, option)
-    given = _parse(flow, options, arguments, about)
+    given = _parse(name, options, arguments)
     if given is None:
         return None
     chosen: dict[str, Any] = {}
-    for name, value in given.items():
-        owner = options[name].settings
-        (chosen.setdefault(owner, {}) if owner else chosen)[name] = value
-    parameters = inspect.signature(flow.fn).parameters.values()
-    fields: dict[str, Any] = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters}
+    for option_name, value in given.items():
+        owner = options[option_name].settings
+        (chosen.setdefault(owner, {}) if owner else chosen)[option_name] = value
+    parameters = inspect.signature(function).parameters.values()
+    fields = [(p.name, p.annotation, *(() if p.default is p.empty else (p.default,))) for p in parameters]
     try:
-        create_model("Parameters", **fields).model_validate(chosen)
+        TypeAdapter(make_dataclass("Parameters", fields, kw_only=True)).validate_python(chosen)
     except ValidationError as error:
-        found = describe_values(error, {name: option.help for name, option in options.items()})
-        raise ConfigError("; ".join(f"{_flag(name)}: {message}" for name, message in found)) from error
+        found = describe_values(error, {option.name: option.help for option in options.values()})
+        raise ConfigError("; ".join(f"{_flag(option)}: {message}" for option, message in found)) from error
     return chosen
 
 
-def _find_options(flow: Flow[..., Any]) -> Iterator[_Option]:
-    for parameter in inspect.signature(flow.fn).parameters.values():
+def _find_options(function: Callable[..., Any]) -> Iterator[_Option]:
+    described = parameter_schema(function).properties
+    for parameter in inspect.signature(function).parameters.values():
         fields = getattr(parameter.annotation, "__pydantic_fields__", None)
         if fields is None:
-            meaning = flow.parameters.properties[parameter.name].get("description")
+            meaning = described[parameter.name].get("description")
             yield _Option(parameter.name, "", parameter.annotation, parameter.default, meaning)
             continue
         group = parameter.annotation.__doc__.split(";")[0].split(".")[0]
@@ -78,15 +71,14 @@ def _find_options(flow: Flow[..., Any]) -> Iterator[_Option]:
             yield _Option(name, parameter.name, field.annotation, field.default, field.description, group)
 
 
-def _parse(
-    flow: Flow[..., Any], options: Mapping[str, _Option], arguments: Sequence[str], about: str
-) -> dict[str, Any] | None:
+def _parse(command: str, options: Mapping[str, _Option], arguments: Sequence[str]) -> dict[str, Any] | None:
     """The options in `arguments`, each of its type; None after printing help."""
+    unnamed, shown = ARGUMENTS.get(command, ("", ""))
 
-    def collect(**given: Any) -> dict[str, Any]:
-        return given
+    def collect(*first: Any, **given: Any) -> dict[str, Any]:
+        return dict(zip((unnamed,), first, strict=False)) | given
 
-    shows_all = "--help-all" in arguments
+    about, shows_all = COMMANDS[command], "--help-all" in arguments or len(options) <= 5
     collect.__annotations__ = {name: option.annotation for name, option in options.items()}
     keywords = []
     for name, kind in get_type_hints(collect).items():  # without bounds of values, which are checked later
@@ -100,14 +92,15 @@ def _parse(
             negative=(),
             allow_repeating=True,  # the last value counts
         )
-        keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
-        keywords.append(keyword.replace(annotation=Annotated[kind, parameter]))
+        way = inspect.Parameter.POSITIONAL_OR_KEYWORD if name == unnamed else inspect.Parameter.KEYWORD_ONLY
+        keywords.append(inspect.Parameter(name, way, default=option.default, annotation=Annotated[kind, parameter]))
+    keywords.sort(key=lambda keyword: keyword.kind)
     collect.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     collect.__annotations__ = {keyword.name: keyword.annotation for keyword in keywords}
     app = App(
-        name=f"batchloom {flow.name}",
+        name=f"batchloom {command}",
         help=about if shows_all else f"{about} --help-all shows all options.",
-        usage=USAGES.get((flow.name, "file" in options)),
+        usage=f"Usage: batchloom {command} {shown} [OPTIONS]" if unnamed in options else None,
         help_flags=HELP_FLAGS,
         version_flags=(),
         result_action="return_value",
@@ -117,7 +110,7 @@ def _parse(
     try:
         given: dict[str, Any] | None = app(list(map(_rename, arguments)), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise ConfigError(describe_usage(error, flow.name, options)) from error
+        raise ConfigError(describe_usage(error, command, options)) from error
     return given
 
 

@@ -1,4 +1,4 @@
-"""Runs a flow as a command: its options, an error as one line, the exit code."""
+"""Runs a flow or a function as a command: its options, an error as one line, the exit code."""
 
 import atexit
 import gc
@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TextIO
@@ -17,23 +17,30 @@ from prefect import Flow
 from prefect.logging.handlers import PrefectConsoleHandler
 
 from engine.errors import BatchloomError, ConfigError
-from flows.command.commands import COMMANDS, FLAGS
 from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, fail
 from flows.command.lost_server import describe_lost_server
 from flows.command.options import parse_options
 from flows.command.prefect_server import reachable_server
 
 
-def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> int:
-    """Run a flow with the options in `arguments` (the process's own if None); returns the exit code."""
-    name, is_explain = flow.name, flow.name == "explain"
-    arguments = sys.argv[1:] if arguments is None else arguments
+def run_flow(command: Flow[..., Any] | Callable[..., int], arguments: Sequence[str] | None = None) -> int:
+    """Run a flow, or the function of another command, with the options in `arguments` (the process's own if None);
+    returns the exit code. A flow has a Prefect server, and its log goes to standard output."""
+    name, function = (command.name, command.fn) if isinstance(command, Flow) else (command.__name__, command)
     try:
-        options = parse_options(flow, arguments, COMMANDS[name], FLAGS.get(name, {}))
+        options = parse_options(name, function, sys.argv[1:] if arguments is None else arguments)
     except ConfigError as error:
         return fail(f"{name}: {error}", EXIT_USAGE)
-    if options is None:
-        return 0
+    try:
+        if options is None:
+            return 0
+        return _run_flow(command, options) if isinstance(command, Flow) else command(**options)
+    except (BatchloomError, OSError) as error:
+        return fail(f"{name}: {' '.join(str(error).split())}", EXIT_FAILED)
+
+
+def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
+    name, is_explain = flow.name, flow.name == "explain"
     is_json = options.pop("json", False)
     atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that exit handlers run
@@ -42,8 +49,6 @@ def run_flow(flow: Flow[..., Any], arguments: Sequence[str] | None = None) -> in
     try:
         with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
             result = flow(**options)
-    except (BatchloomError, OSError) as error:
-        return fail(f"{name}: {' '.join(str(error).split())}", EXIT_FAILED)
     except HTTPError as error:
         return fail(f"{name}: {describe_lost_server(error)}", EXIT_FAILED)
     except (KeyboardInterrupt, SystemExit) as error:

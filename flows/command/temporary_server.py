@@ -15,16 +15,22 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 
+LOGGED: set[str] = set()
+"""Errors that the server has logged."""
+
 
 def make_record(*given: Any, **named: Any) -> logging.LogRecord:
-    """A log record with its error as one line: the server's tracebacks, hundreds of lines on a full disk, would hide
-    the line of the run that says what fails."""
+    """A log record with its error as one line, or below all levels if the same error was logged before: the server's
+    tracebacks, hundreds of lines on a full disk, would hide the line of the run that says what fails."""
     record = logging.LogRecord(*given, **named)
     text = record.getMessage()
     if record.exc_info and (error := record.exc_info[1]) is not None:
-        text, record.exc_info = f"{text} {type(error).__name__}: {error}", None
+        text, record.exc_info = f"{text.strip()} {type(error).__name__}: {error}", None
     text = re.sub(r".*^Traceback \(most recent call last\):\n(?: [^\n]*\n)*", "", text, flags=re.MULTILINE | re.DOTALL)
     record.msg, record.args = text.strip().partition("\n")[0], ()
+    if found := re.search(r"\w+(Error|Exception): .*", record.msg):
+        record.levelno = -1 if found[0] in LOGGED else record.levelno
+        LOGGED.add(found[0])
     return record
 
 

@@ -1,16 +1,15 @@
 """Errors of a night file, found in seconds without loading a model: ``batchloom check night.toml``."""
 
-import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError
 from engine.limits import check_weights
-from engine.model.loading.checkpoint import GGUF_TENSORS, is_plain, read_json
+from engine.model.loading.checkpoint import GGUF_TENSORS, checkpoint_digest, is_plain, read_json
 from engine.model.loading.hub import resolve_head
-from flows.command.failure import EXIT_FAILED
+from flows.command.failure import EXIT_FAILED, fail
 from flows.command.run_flow import plain_log
 from flows.nights.night_file import NightPlan, load_night
 from flows.settings import WorkerSettings
@@ -26,8 +25,8 @@ from tasks.workloads.workload import Workload
 def find_problems(plan: NightPlan) -> list[str]:
     """The errors that would end the night or one of its steps, one line each.
 
-    Checked: where the copy for readers goes, models and their settings, prompts, labels and room for thoughts with each
-    model's tokenizer, queries with their columns and types, output tables.
+    Checked: where the copy for readers goes, models and their settings, cascades between copies of one model, prompts,
+    labels and room for thoughts with each model's tokenizer, queries with their columns and types, output tables.
     """
     problems: list[str] = []
     if plan.publish is not None:
@@ -44,6 +43,7 @@ def find_problems(plan: NightPlan) -> list[str]:
             workloads |= bound
         except (BatchloomError, OSError) as error:
             problems.append(f"[models.{name}]: {' '.join(str(error).split())}")
+    problems = problems or list(_find_copies(plan))
     try:
         problems += find_query_problems(plan.database, plan.steps, workloads, plan.attach)
     except BatchloomError as error:
@@ -72,7 +72,7 @@ def check_model(
         from flows.proof import prove_architecture  # takes seconds to import
 
         prove_architecture(checkpoint)
-    if (checkpoint / GGUF_TENSORS).is_file() or any(checkpoint.glob("*.safetensors")):  # not those of a hub id
+    if _has_weights(checkpoint):
         check_weights(config, checkpoint)
     machines.check_host(config, checkpoint)
     codec = TextCodec.load(checkpoint)
@@ -91,22 +91,34 @@ def check_model(
     return problems, bound
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the night file in `arguments` (the process's own if None); returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="batchloom check", description="Find the errors of a night file, without loading a model."
-    )
-    parser.add_argument("file", type=Path, metavar="NIGHT.toml")
-    options = parser.parse_args(arguments)
-    try:
-        with plain_log(sys.stderr):
-            plan = load_night(options.file)
-            problems = find_problems(plan)
-    except BatchloomError as error:
-        problems = [" ".join(str(error).split())]
+def _has_weights(checkpoint: Path) -> bool:
+    """Whether a model's weights are here; those of a hub id may not be."""
+    return (checkpoint / GGUF_TENSORS).is_file() or any(checkpoint.glob("*.safetensors"))
+
+
+def _find_copies(plan: NightPlan) -> Iterator[str]:
+    """Cascades between two copies of one model, whose answers cannot be told apart: a row that the first has answered
+    would count as the second's."""
+    for step in (step for step in plan.cascades.values() if step.role == "first"):
+        names = (step.model, step.cascade.to)
+        checkpoints = [resolve_head(plan.models[name][0]) for name in names]
+        if all(map(_has_weights, checkpoints)) and len(set(map(checkpoint_digest, checkpoints))) == 1:
+            both = f"models {names[0]!r} and {names[1]!r}"
+            yield f"workload {step.workload!r}: cascade: {both} are copies of one model"
+
+
+def check(file: Path) -> int:
+    """Print the errors of a night file, one line each; returns the exit code.
+
+    Args:
+        file: the night file
+    """
+    with plain_log(sys.stderr):
+        plan = load_night(file)
+        problems = find_problems(plan)
     for problem in problems:
-        print(f"check: {problem}", file=sys.stderr)
+        fail(f"check: {problem}", EXIT_FAILED)
     if problems:
         return EXIT_FAILED
-    print(f"{options.file}: nothing is wrong; steps: {len(plan.steps)}, models: {len(plan.models)}")
+    print(f"{file}: nothing is wrong; steps: {len(plan.steps)}, models: {len(plan.models)}")
     return 0

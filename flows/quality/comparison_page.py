@@ -1,6 +1,5 @@
 """A comparison of two prompts as text for a terminal or for an artifact of its flow run."""
 
-from rich.markup import escape
 from rich.table import Table
 
 from flows.quality.evaluation_page import show_value as show_metric
@@ -25,17 +24,17 @@ def render_comparison(found: PromptDiff, columns: int = 0) -> str:
     share = len(changed) / len(found.rows)
     title = f"{first} against {second}: {len(changed):,} of {len(found.rows):,} rows have another answer ({share:.1%})"
     tokens = f"{found.num_tokens_together:,} prompt tokens computed in one batch; {found.num_tokens_apart:,} in two"
-    page.console.print(escape(f"{title}\n{tokens}"), highlight=False)
+    page.console.print(f"{title}\n{tokens}")
     if changed:
         page.console.print(_list_changes(found, changed[:MOST_ROWS]))
     if len(changed) > MOST_ROWS:
-        page.console.print(f"... and {len(changed) - MOST_ROWS:,} more\n", highlight=False)
+        page.console.print(f"... and {len(changed) - MOST_ROWS:,} more\n")
     if found.agreements:
         page.console.print(_list_agreements(found))
     if found.differences:
         page.console.print(_list_differences(found))
     if found.forecast is not None:
-        page.console.print(escape(f"Answering all rows by {second}:"), highlight=False)
+        page.console.print(f"Answering all rows by {second}:")
         page.console.print(list_forecast(found.forecast))
     return page.text
 
@@ -54,22 +53,22 @@ def _show_answer(row: AnsweredRow) -> str:
     shown = {name: value for name, value in row.answer.items() if not name.endswith(hidden)}
     if len(shown) == 1:
         return show_value(next(iter(shown.values())))
-    return escape(", ".join(f"{name} {show_value(value)}" for name, value in shown.items()))
+    return ", ".join(f"{name} {show_value(value)}" for name, value in shown.items())
 
 
 def _list_agreements(found: PromptDiff) -> Table:
     table = make_table("Where both agree", ("column", "label", "measure"), ("value", "95% interval", "rows"))
     for each in found.agreements:
-        names = (escape(each.column_name), escape(each.label or ""), each.metric)
+        names = (each.column_name, each.label or "", each.metric)
         table.add_row(*names, show_metric(each), interval(each) or "-", f"{each.num_rows:,}")
     return table
 
 
 def _list_differences(found: PromptDiff) -> Table:
     numbers = (*found.names, "difference", "95% interval", "rows")
-    table = make_table(escape(f"Against {found.gold}"), ("column", "measure"), numbers)
+    table = make_table(f"Against {found.gold}", ("column", "measure"), numbers)
     for each in found.differences:
         values = (f"{each.first_value:.3f}", f"{each.second_value:.3f}", f"{each.difference:+z.3f}")
         ends = f"{each.low:+z.3f} to {each.high:+z.3f}"
-        table.add_row(escape(each.column_name), each.metric, *values, ends, f"{each.num_rows:,}")
+        table.add_row(each.column_name, each.metric, *values, ends, f"{each.num_rows:,}")
     return table

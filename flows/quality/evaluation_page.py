@@ -1,7 +1,5 @@
 """An evaluation as text for a terminal or for an artifact of its flow run."""
 
-from rich.markup import escape
-
 from flows.quality.text_page import TextPage, make_table
 from tasks.evaluation.evaluation import GOLD, Evaluation, Metric
 from tasks.report_page.quality import interval
@@ -15,17 +13,16 @@ def render_evaluation(evaluation: Evaluation) -> str:
     whose = "newest answers" if evaluation.answers == "newest" else f"answers of run {evaluation.answers}"
     others = [f"gold table {evaluation.gold}"] if evaluation.gold else []
     others += [f"run {evaluation.against}"] if evaluation.against else []
-    page.console.print(escape(f"{evaluation.workload}: {whose} against {' and '.join(others)}"), highlight=False)
+    page.console.print(f"{evaluation.workload}: {whose} against {' and '.join(others)}")
     page.console.print(
         f"{evaluation.num_gold_rows:,} rows to compare with: {evaluation.num_ok:,} answered, "
-        f"{evaluation.num_errors:,} failed (they count as wrong), {evaluation.num_unanswered:,} without an answer",
-        highlight=False,
+        f"{evaluation.num_errors:,} failed (they count as wrong), {evaluation.num_unanswered:,} without an answer"
     )
     table = make_table("", ("column", "label", "metric"), ("value", "95% interval", "rows"))
     for each in evaluation.metrics:
         metric = each.metric if each.reference == GOLD else f"{each.metric} of both runs"
         value, shown = show_value(each), interval(each) or "-"
-        table.add_row(escape(each.column_name), escape(each.label or ""), metric, value, shown, f"{each.num_rows:,}")
+        table.add_row(each.column_name, each.label or "", metric, value, shown, f"{each.num_rows:,}")
     page.console.print(table)
     return page.text
 

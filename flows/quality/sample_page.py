@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from flows.quality.text_page import TextPage, make_table, show_duration, show_size
@@ -27,7 +26,7 @@ def render_sample(
     page = TextPage(columns)
     num_failed = sum(row.error is not None for row in rows)
     answered = f"{len(rows):,} of {sample.num_all:,} rows answered as a sample"
-    page.console.print(escape(f"{workload}: {answered}, {num_failed:,} of them failed"), highlight=False)
+    page.console.print(f"{workload}: {answered}, {num_failed:,} of them failed")
     page.console.print(_list_answers(sample, rows))
     if forecast is not None:
         page.console.print(list_forecast(forecast))
@@ -68,11 +67,11 @@ def list_forecast(forecast: SampledForecast) -> Table:
 
 
 def show_value(value: object) -> str:
-    """A value of the database in one line, markup escaped, long ones cut. A MAP is given as a list of pairs."""
+    """A value of the database in one line, long ones cut. A MAP is given as a list of pairs."""
     if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
         return ", ".join(f"{show_value(key)} {show_value(item)}" for key, item in value)
     text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
-    return escape(text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}")
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _count(value: float) -> str:

@@ -3,16 +3,21 @@
 import io
 import shutil
 from collections.abc import Iterable
+from typing import IO
 
 from prefect.artifacts import create_markdown_artifact
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from tasks.runs.run_summary import artifact_key
 
 ARTIFACT_COLUMNS = 140
+
+
+def make_console(width: int | None = None, file: IO[str] | None = None) -> Console:
+    """A console that prints text as it is: brackets are no markup, ``:name:`` is no emoji, numbers have no colour."""
+    return Console(width=width, file=file, markup=False, emoji=False, highlight=False)
 
 
 class TextPage:
@@ -21,7 +26,7 @@ class TextPage:
     def __init__(self, columns: int = 0) -> None:
         self._file = io.StringIO()
         width = columns or shutil.get_terminal_size((120, 0)).columns
-        self.console = Console(width=width, file=self._file, color_system=None)
+        self.console = make_console(width, self._file)
 
     @property
     def text(self) -> str:
@@ -38,9 +43,9 @@ def make_table(title: str, texts: Iterable[str], numbers: Iterable[str] = (), *,
     """
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_lines=show_lines)
     for name in texts:
-        table.add_column(escape(name), overflow="fold")
+        table.add_column(name, overflow="fold")
     for name in numbers:
-        table.add_column(escape(name), justify="right")
+        table.add_column(name, justify="right")
     return table
 
 

@@ -1,26 +1,24 @@
 """Predicts a run by simulating every partition of its plan, or a few that stand for the others."""
 
+import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.planning.plan import Plan
-from engine.request import Request
 from engine.simulation.simulation import SimulationSummary
-from tasks.forecast.hardware import Hardware, choose_hardware
+from tasks.forecast.hardware import choose_hardware
 from tasks.partitions.attempt import ask
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.runs.infer_job import InferJob
-from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, count_partition_rows, read_partition
-from tasks.workers.engine_team import EngineTeam, hand_out
+from tasks.workers.engine_team import EngineTeam
 
 MOST_TIME_SHARE = 0.01
 """Share of the predicted time after which simulation stops; the other partitions are extrapolated."""
@@ -74,7 +72,7 @@ def predict(
     partition_seconds = [
         done[number].seconds if number in done else cost * seconds_per_cost for number, cost in enumerate(costs)
     ]
-    seconds = max(hand_out(order, partition_seconds, num_engines).values())
+    seconds = max(end for _, end in hand_out(order, partition_seconds, num_engines).values())
     return RunPrediction(
         simulated=simulated,
         num_simulated=len(done),
@@ -85,24 +83,32 @@ def predict(
     )
 
 
+def hand_out(
+    order: Iterable[int], partition_seconds: Sequence[float], num_engines: int
+) -> dict[int, tuple[float, float]]:
+    """Seconds until each partition begins and ends, if the engine that is free first takes the next. See
+    `flows.workers`.
+
+    Args:
+        order, partition_seconds: in which partitions are taken, and of each, by its number.
+    """
+    free_at, spans = [0.0] * num_engines, {}
+    for partition in order:
+        begin = free_at[0]
+        spans[partition] = begin, begin + partition_seconds[partition]
+        heapq.heapreplace(free_at, spans[partition][1])
+    return spans
+
+
 def find_fitting(
     order: Sequence[int], seconds: Sequence[float], num_engines: int, seconds_left: float
 ) -> dict[int, float]:
-    """The share that is done of each partition that begins before the deadline; a free engine takes the next partition.
-
-    Args:
-        order, seconds: in which partitions are taken, and how long each takes.
-    """
-    ends = [0.0] * num_engines
-    shares = {}
-    for partition in order:
-        engine = ends.index(min(ends))
-        begin, ends[engine] = ends[engine], ends[engine] + seconds[partition]
-        if ends[engine] <= seconds_left:
-            shares[partition] = 1.0
-        elif begin < seconds_left:
-            shares[partition] = (seconds_left - begin) / seconds[partition]
-    return shares
+    """The share that is done of each partition that begins before the deadline. See `hand_out`."""
+    return {
+        partition: 1.0 if end <= seconds_left else (seconds_left - begin) / seconds[partition]
+        for partition, (begin, end) in hand_out(order, seconds, num_engines).items()
+        if end <= seconds_left or begin < seconds_left
+    }
 
 
 def spread(count: int) -> list[int]:
@@ -137,44 +143,22 @@ def predict_run(
     """
     engine, checkpoint = team.engine, Path(job.checkpoint)
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
-    return predict_on(hardware, job.plan, summary, make_ask(job), num_answer_tokens, team, seconds_left, speed_ratio)
-
-
-def make_ask(job: InferJob) -> Callable[[Plan], list[Request]]:
-    """A function that makes the job's requests for rows of its plan."""
     has_labels = any(member.workload.kind.has_labels for member in job.members)
-    codec = TextCodec.load(Path(job.checkpoint)) if has_labels else None
-    return partial(ask, job=job, make_form=lambda workload, length: RequestForm.of(workload, codec, length))
-
-
-def predict_on(
-    hardware: Hardware,
-    plan: ArtifactRef,
-    summary: PlanSummary,
-    ask: Callable[[Plan], list[Request]],
-    num_answer_tokens: int,
-    team: EngineTeam,
-    seconds_left: float | None = None,
-    speed_ratio: float = 1.0,
-) -> dict[str, float]:
-    """As `predict_run`, on a given device.
-
-    Args:
-        ask: makes the requests for rows of the plan.
-    """
-    started, engine = time.perf_counter(), team.engine
+    codec = TextCodec.load(checkpoint) if has_labels else None
+    started = time.perf_counter()
     kv_bytes = hardware.kv_bytes(engine)
 
     def simulate(partition: int) -> SimulationSummary:
-        rows = read_partition(plan, partition)
-        return hardware.simulate(ask(rows), rows.groups(), engine, kv_bytes, num_answer_tokens)
+        rows = read_partition(job.plan, partition)
+        requests = ask(rows, job, lambda workload, length: RequestForm.of(workload, codec, length))
+        return hardware.simulate(requests, rows.groups(), engine, kv_bytes, num_answer_tokens)
 
     found = predict(simulate, summary, team.num_engines, since=started)
     fitting = {}
     if seconds_left is not None:
         partition_seconds = [speed_ratio * seconds for seconds in found.partition_seconds]
         shares = find_fitting(summary.dispatch_order, partition_seconds, team.num_engines, seconds_left)
-        num_rows = count_partition_rows(plan)
+        num_rows = count_partition_rows(job.plan)
         fitting = {
             "num_fitting_partitions": sum(share == 1 for share in shares.values()),
             "num_fitting_rows": float(sum(int(share * num_rows[partition]) for partition, share in shares.items())),

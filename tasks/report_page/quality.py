@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from markupsafe import Markup
 
-from tasks.report_page.chart import HEIGHT, NARROW, TOP, WIDE, Chart, Picture, element
+from tasks.report_page.chart import HEIGHT, NARROW, TOP, WIDE, Chart, Picture, Scale, element
 from tasks.report_page.facts import Row, RunFacts
 from tasks.report_page.quantity import count, percent
 
@@ -42,20 +42,17 @@ def interval(each: Row) -> str:
 
 def _draw_metrics(metrics: Sequence[Row]) -> Picture:
     """A dot with an interval for each metric, on a scale from 0 to 1; it begins below 0 if an interval does."""
-    width, height = WIDE - NAME_WIDTH - VALUE_WIDTH, len(metrics) * ROW_HEIGHT
+    right, height = WIDE - VALUE_WIDTH, len(metrics) * ROW_HEIGHT
     least = min(0.0, *(float(each.value if each.low is None else each.low) for each in metrics))
-
-    def at(value: float) -> float:
-        return NAME_WIDTH + width * (value - least) / (1 - least)
-
+    at = Scale(low=least, high=1.0, start=NAME_WIDTH, end=right).at
     marks = [element("line", x1=at(0), x2=at(0), y1=0.0, y2=height, class_="axis")] if least < 0 else []
     for number, each in enumerate(metrics):
         y = number * ROW_HEIGHT + ROW_HEIGHT / 2
         text = f"{each.value:z.3f}" + (f"  ({interval(each)})" if interval(each) else "")
         marks += [
             element("text", f"{each.column_name}: {each.metric}", x=NAME_WIDTH - 12, y=y + 4, class_="name end"),
-            element("line", x1=NAME_WIDTH, x2=NAME_WIDTH + width, y1=y, y2=y, class_="grid"),
-            element("text", text, x=NAME_WIDTH + width + 12, y=y + 4, class_="name"),
+            element("line", x1=NAME_WIDTH, x2=right, y1=y, y2=y, class_="grid"),
+            element("text", text, x=right + 12, y=y + 4, class_="name"),
         ]
         if interval(each):
             low, high = at(each.low), at(each.high)

@@ -50,8 +50,8 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
     """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with writing(target):
+    with writing(target):
+        try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 yield file
                 file.flush()
@@ -62,8 +62,8 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-    finally:
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ArtifactRef:

@@ -1,8 +1,7 @@
-"""The engines that run in parallel: how many, on which devices, and when each partition ends."""
+"""The engines that run in parallel: how many, and on which devices."""
 
-import heapq
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -57,19 +56,6 @@ def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> Eng
         needed = "a GPU" if size == 1 else f"{size} GPUs (tensor_parallel_size)"
         raise ConfigError(f"{num_workers} workers need {needed} each, and {len(gpus) * size} are visible")
     return EngineTeam(num_engines=num_workers, num_on_host=num_workers, engine=engine, environments=environments)
-
-
-def hand_out(order: Iterable[int], partition_seconds: Sequence[float], num_engines: int) -> dict[int, float]:
-    """Seconds until each partition is done, if the engine that is free first takes the next. See `flows.workers`.
-
-    Args:
-        order, partition_seconds: in which partitions are taken, and of each, by its number.
-    """
-    free_at, ends = [0.0] * num_engines, {}
-    for partition in order:
-        ends[partition] = free_at[0] + partition_seconds[partition]
-        heapq.heapreplace(free_at, ends[partition])
-    return ends
 
 
 def _divide(engine: EngineConfig, num_workers: int) -> EngineConfig:

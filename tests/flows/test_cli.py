@@ -321,9 +321,17 @@ def test_what_is_missing_is_named(nights: Any, tmp_path: Path, capsys: pytest.Ca
             ["nightly", str(night), "--device", "cpu"],
             "nightly: --device does not go with a night file, whose tables hold",
         ),
+        (["check"], "check: NIGHT.toml is missing"),
+        (["check", str(night), "more"], "check: more: belongs to no option"),
+        (["advise", *nights.inputs], "advise: WORKLOAD is missing"),
+        (["report"], "report: --database is missing"),
+        (["report", *nights.inputs[:2], "--lock-timeout-seconds", "x"], "report: Invalid value for --lock-timeout"),
+        (["demo", "--bogus"], "demo: Unknown option: --bogus."),
     ):
         assert batchloom(arguments) == 2
-        assert capsys.readouterr().err.startswith(message)
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
+        assert shown.err.startswith(message)
 
 
 def test_a_name_that_is_not_utf_8_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,8 +350,7 @@ def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == f"batchloom: no command 'weekly'; there are {known}\n"
     for name in COMMANDS:
         assert f"  {name} " in listed
-        with suppress(SystemExit):
-            batchloom([name, "--help"])
+        assert batchloom([name, "--help"]) == 0
         assert ("NIGHT.toml" if name == "check" else "--database") in capsys.readouterr().out
     program = "import sys; from flows.cli import batchloom; batchloom(['--help']); assert 'prefect' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
@@ -517,6 +524,23 @@ def test_a_full_disk_of_the_temporary_server_is_named_without_tracebacks(
     assert re.search(
         rf"Prefect's temporary server has not started: .*; its database is in {place}; .* bytes free", last
     )
+
+
+def test_an_error_that_the_temporary_server_repeats_is_one_line() -> None:
+    """On a full disk, Prefect cannot register any of its blocks, and says so of each."""
+    script = (
+        "import logging, sys; from flows.command.temporary_server import make_record\n"
+        "logging.setLogRecordFactory(make_record); logging.basicConfig(stream=sys.stdout, format='%(message)s')\n"
+        "for block, fault in (('Slack', 'disk is full'), ('Secret', 'disk is full'), ('Secret', 'file is locked')):\n"
+        "    try:\n"
+        "        raise OSError(fault)\n"
+        "    except OSError:\n"
+        "        logging.getLogger('prefect.server').exception('Failed to register %s\\n', block)\n"
+        "logging.error('Exiting'); logging.error('Exiting')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = ["Failed to register Slack OSError: disk is full", "Failed to register Secret OSError: file is locked"]
+    assert done.stdout.splitlines() == [*lines, "Exiting", "Exiting"]
 
 
 @pytest.mark.slow

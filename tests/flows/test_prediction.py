@@ -13,14 +13,13 @@ from flows.prediction import predict_night
 from flows.settings import EngineSettings, WorkerSettings
 from flows.workers import FEWEST_TOKENS_TO_PREDICT, Workers
 from flows.workload_run import Night
-from tasks.forecast.prediction import spread
+from tasks.forecast.prediction import hand_out, spread
 from tasks.report import write_report
 from tasks.runs.infer_job import FailurePolicy
 from tasks.runs.run import Run
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary
-from tasks.workers.engine_team import hand_out
 from tasks.workloads.workload import load_workload
 from tests.sources import make_job
 
@@ -104,9 +103,9 @@ def test_engines_side_by_side_are_predicted_and_reported_as_such(nights: Any) ->
 
 def test_the_engine_that_is_free_takes_the_next_partition() -> None:
     seconds = [5.0, 1.0, 4.0, 3.0]
-    assert hand_out([0, 2, 3, 1], seconds, 2) == {0: 5.0, 2: 4.0, 3: 7.0, 1: 6.0}
-    assert hand_out(range(4), seconds, 1) == {0: 5.0, 1: 6.0, 2: 10.0, 3: 13.0}
-    assert hand_out([0, 2, 3, 1], seconds, 9) == dict(enumerate(seconds))
+    assert hand_out([0, 2, 3, 1], seconds, 2) == {0: (0.0, 5.0), 2: (0.0, 4.0), 3: (4.0, 7.0), 1: (5.0, 6.0)}
+    assert hand_out(range(4), seconds, 1) == {0: (0.0, 5.0), 1: (5.0, 6.0), 2: (6.0, 10.0), 3: (10.0, 13.0)}
+    assert hand_out([0, 2, 3, 1], seconds, 9) == {number: (0.0, end) for number, end in enumerate(seconds)}
 
 
 def test_a_night_that_cannot_be_predicted_goes_on(

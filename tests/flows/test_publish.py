@@ -113,9 +113,13 @@ def test_a_copy_is_not_made_where_it_would_harm(nights: Any, tmp_path: Path) -> 
         (nights.path, "is the database itself"),
         (link, "is the database itself"),
         (Path(__file__), "is not a DuckDB database and would be replaced"),
+        (Path("/proc/copy.duckdb"), "publish: /proc/copy.duckdb cannot be written: No such file or directory"),
+        (tmp_path / ("c" * 250), "c cannot be written: File name too long"),  # its temporary file has a longer name
     ):
         with pytest.raises(ConfigError, match=message):
             check_target(nights.path, target)
+    check_target(nights.path, tmp_path / "copy.duckdb")
+    assert sorted(tmp_path.iterdir()) == [link, nights.path]
     copy = tmp_path / "copy.duckdb"
     (tmp_path / "copy.duckdb.wal").write_bytes(b"x")
     with pytest.raises(DatabaseError, match=r"copy\.duckdb\.wal exists: somebody writes to the published copy"):

@@ -17,9 +17,10 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.runtime import flow_run
 
-from flows.report import main, report_run
+from flows.command.run_flow import run_flow
+from flows.report import report, report_run
 from flows.settings import EngineSettings
-from tasks.report import report, write_report
+from tasks.report import link_report, write_report
 from tasks.runs.run import Run
 from tasks.storage.artifact import runs_folder, write_parquet
 from tasks.storage.schemas import PLAN_SCHEMA
@@ -363,7 +364,7 @@ def test_the_flow_run_links_the_page_and_holds_the_numbers(nights: Any) -> None:
 
     @flow(name="with-report", persist_result=False)
     def with_report() -> tuple[str, str]:
-        return report(str(nights.path), summary.run_id), flow_run.id
+        return link_report(str(nights.path), summary.run_id), flow_run.id
 
     path, flow_run_id = with_report()
     assert Path(path) == runs_folder(nights.path) / summary.run_id / "report.html"
@@ -431,7 +432,7 @@ def test_a_mistake_is_one_line(
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
     given = [option.format(tmp=tmp_path) for option in options]
-    assert main(["--database", str(nights.path), *given]) == 1
+    assert run_flow(report, ["--database", str(nights.path), *given]) == 1
     assert capsys.readouterr() == ("", f"report: {message.format(tmp=tmp_path)}\n")
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -442,7 +443,7 @@ def test_a_page_that_cannot_be_written_is_one_line(
 ) -> None:
     nights.run("ranking")
     capsys.readouterr()
-    assert main(["--database", str(nights.path), "--out", f"{tmp_path}/no/such/page.html"]) == 1
+    assert run_flow(report, ["--database", str(nights.path), "--out", f"{tmp_path}/no/such/page.html"]) == 1
     assert (
         capsys.readouterr().err
         == f"report: {tmp_path}/no/such/page.html cannot be written: No such file or directory\n"
@@ -450,7 +451,7 @@ def test_a_page_that_cannot_be_written_is_one_line(
     (folder,) = runs_folder(nights.path).glob("*-ranking-*")
     (folder / "report.html").unlink()
     (folder / "report.html").mkdir()
-    assert main(["--database", str(nights.path)]) == 1
+    assert run_flow(report, ["--database", str(nights.path)]) == 1
     message = f"{folder}/report.html cannot be written: Is a directory; name another file with --out"
     assert capsys.readouterr().err == f"report: {message}\n"
 

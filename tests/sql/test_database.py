@@ -166,13 +166,21 @@ def test_timestamps_and_memory(database: Path) -> None:
         assert connection.execute(settings).fetchall() == [("UTC", "95.3 MiB")]
 
 
-@given(st.text(min_size=1).filter(lambda name: name.isprintable() and name.lower() not in ("keep", "z")))
-def test_any_name_is_one_identifier(name: str) -> None:
+@pytest.fixture(scope="module")
+def memory() -> Iterator[duckdb.DuckDBPyConnection]:
     with duckdb.connect(":memory:") as connection:
+        yield connection
+
+
+@given(name=st.text(min_size=1).filter(lambda name: name.isprintable() and name.lower() not in ("keep", "z")))
+def test_any_name_is_one_identifier(memory: duckdb.DuckDBPyConnection, name: str) -> None:
+    with memory.cursor() as connection:
+        connection.begin()
         connection.execute("create table keep (a int)")
         connection.execute(fill_identifiers("create table {table} ({columns text}, z int)", table=name, columns=[name]))
         found = connection.execute("select table_name from information_schema.tables order by all").fetchall()
         columns = connection.execute(fill_identifiers("select * from {table}", table=name)).description
+        connection.rollback()
     assert sorted(found) == sorted([("keep",), (name,)])
     assert columns is not None
     assert [column[0] for column in columns] == [name, "z"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from tasks.storage.artifact import write_parquet
 from tasks.storage.plan_file import list_tokens
@@ -35,6 +36,7 @@ print(num_rows, summary.num_groups, summary.sharing.num_processed_tokens, round(
 """
 
 
+@pytest.mark.slow
 def test_a_plan_does_not_hold_the_table(tmp_path: Path) -> None:
     write_parquet(tmp_path / "tokens.parquet", TOKENS_SCHEMA, _token_batches())
     command = [sys.executable, "-c", STAGES, str(tmp_path / "tokens.parquet"), str(tmp_path / "plan.parquet")]

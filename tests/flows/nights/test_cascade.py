@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
+from flows.cli import batchloom
 from flows.nights.night import night
 from flows.nights.night_file import load_night
 
@@ -236,6 +237,18 @@ def test_a_model_under_two_names_has_no_cascade(write_night: Any, name: str) -> 
     file.write_text(file.read_text().replace(large, other))
     with pytest.raises(ConfigError, match="'urgent': cascade: models 'small' and 'large' have the same path"):
         load_night(file)
+
+
+def test_two_copies_of_a_model_have_no_cascade(write_night: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_night(urgent="below = 0.5")
+    (small, large) = re.findall(r'path = "(.+)"', file.read_text())
+    shutil.copytree(small, file.parent / "copy")
+    file.write_text(file.read_text().replace(large, str(file.parent / "copy")))
+    message = "workload 'urgent': cascade: models 'small' and 'large' are copies of one model"
+    with pytest.raises(ConfigError, match=message):
+        night(file=file)
+    assert batchloom(["check", str(file)]) == 1
+    assert capsys.readouterr().err == f"check: {message}\n"
 
 
 @pytest.mark.parametrize(

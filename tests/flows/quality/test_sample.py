@@ -1,5 +1,6 @@
 """`nightly --sample`: what is shown, that nothing stays unless it is kept, and that kept answers are the night's."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
-from flows.quality.sample_page import show_value
+from flows.quality.sample_page import render_sample, show_value
 from sql import statement
 from tasks.forecast.sampled import mean_of
-from tasks.storage.artifact import write_parquet
+from tasks.sample import AnsweredRow, Sample
+from tasks.storage.artifact import ArtifactRef, write_parquet
 
 ENGINE = ["--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "128", "--device", "cpu"]
 
@@ -63,7 +65,7 @@ def test_a_sample_is_shown_and_only_kept_answers_are_written(
     [
         (None, ""),
         (0.123456, "0.1235"),
-        ("two\nlines [b]", "two lines \\[b]"),
+        ("two\nlines [b]", "two lines [b]"),
         ([("billing", 0.975059), ("other", 0.0023)], "billing 0.9751, other 0.0023"),
         ([], "[]"),
         ("x" * 400, f"{'x' * 300}\N{HORIZONTAL ELLIPSIS}"),
@@ -71,6 +73,16 @@ def test_a_sample_is_shown_and_only_kept_answers_are_written(
 )
 def test_a_value_is_shown_in_a_line(value: object, text: str) -> None:
     assert show_value(value) == text
+
+
+def test_what_looks_like_markup_or_an_emoji_is_shown_as_it_is() -> None:
+    text = "[b]see[/b] :warning: \\[1]"
+    row = AnsweredRow(key={"[k]": text}, answer={"a:ok:": text}, error=None, num_prompt_tokens=3, num_output_tokens=2)
+    sample = Sample(requests=ArtifactRef(path="", num_rows=1, digest=""), share_degrees=[1], num_all=1)
+    page = render_sample("[w]", sample, [row], None, 140)
+    assert page.startswith("[w]: 1 of 1 rows answered as a sample")
+    assert re.search(r"\[k\] +a:ok:", page)
+    assert page.count(text) == 2
 
 
 def test_a_sample_holds_each_stratum_in_proportion(tmp_path: Path) -> None:

@@ -119,6 +119,12 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         write_parquet(tmp_path / "no" / "a.parquet", SCHEMA, batches())
 
 
+def test_a_name_too_long_for_a_temporary_file_is_an_artifact_error(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 250)
+    with pytest.raises(ArtifactError, match="n cannot be written: File name too long"), replace_file(path):
+        pass
+
+
 def test_a_killed_writer_leaves_the_old_file(ref: ArtifactRef) -> None:
     program = """
 import sys, time
