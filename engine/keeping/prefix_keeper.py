@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
@@ -101,7 +102,7 @@ class PrefixKeeper:
     def make_node(self, **place: Any) -> KeptNode:
         """Makes a node with the arguments of `PrefixNode`, and starts to read it where it is on disk."""
         node = KeptNode(self, **place)
-        self._next.extend(dict.fromkeys(place.name for place in self._store.find(node.keys)))
+        self._next.extend(dict.fromkeys(name for name, _ in self._store.find(node.keys)))
         self._read_ahead()
         return node
 
@@ -130,8 +131,8 @@ class PrefixKeeper:
         node.num_loaded, first = 0, 0
         if node.block_ids.ndim > 1:  # sliding windows: several block tables, which are not kept
             return
-        for name, places in groupby(self._store.find(node.keys), key=lambda place: place.name):
-            kept = [place.place for place in places]
+        for name, places in groupby(self._store.find(node.keys), key=itemgetter(0)):
+            kept = [place for _, place in places]
             kv = self._take(name)
             if kv is None:
                 break
