@@ -88,9 +88,9 @@ class Admission:
 
     def fits_group(self, group: ScheduledGroup) -> bool:
         """Whether a group's prefix fits now together with its first request."""
-        num_missing = self._num_missing_blocks(group.sequences[0])
-        if group.node is not None:
-            num_missing += group.node.num_missing_blocks(self.pool)
+        num_missing, node = self._num_missing_blocks(group[0]), group[0].node
+        if node is not None:
+            num_missing += node.num_missing_blocks(self.pool)
         return num_missing <= self.pool.num_free
 
     def admit(self, sequence: Sequence) -> None:

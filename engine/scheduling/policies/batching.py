@@ -50,10 +50,10 @@ class BatchQueues(RequestQueues):
             if not self._admission.fits_group(self.waiting_groups[0]):
                 return
             group = self.waiting_groups.popleft()
-            window -= self._start_prefix(group.node, ())
-            self._admit(group.sequences[0])
-            window -= group.sequences[0].num_uncomputed
-            self.ready.extend(group.sequences[1:])
+            window -= self._start_prefix(group[0].node, ())
+            self._admit(group[0])
+            window -= group[0].num_uncomputed
+            self.ready.extend(group[1:])
             window = self._admit_window(window)
 
     def _add_batch_prefills(self, step: Step) -> None:
@@ -65,7 +65,7 @@ class BatchQueues(RequestQueues):
                 node.add_to(step)
         else:
             tops = dict.fromkeys(node.next_to_compute() for node in self.prefixes)
-            add_packed(step, [*self._ready_prompts(), *tops], self._config.packing, self._pool.num_blocks)
+            add_packed(step, [*self._ready_prompts(), *tops], self._config.packing, self._admission.pool.num_blocks)
 
     def _admit_window(self, window: float) -> float:
         """Admits ready requests while the window has tokens left; returns the rest, 0 where memory runs out."""

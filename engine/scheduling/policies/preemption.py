@@ -11,6 +11,7 @@ The running request that was admitted last is preempted. Idle prefixes are evict
 """
 
 from collections import defaultdict, deque
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from engine.kernels import cdiv
 from engine.scheduling.prefix_node import PrefixNode
-from engine.scheduling.sequence import ScheduledGroup, Sequence
+from engine.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
     from engine.kv.block_copies import BlockCopies
@@ -44,7 +45,7 @@ def _preempt(scheduler: "Scheduler", sequence: Sequence, step: "Step") -> None:
     step.num_preempted += 1
     if scheduler.config.preemption == "kill" and queues.num_running > 1:
         step.killed.append(sequence)
-        scheduler.drop(sequence)
+        scheduler.drop(sequence, "error")
         queues.prefixes = {node: waiting for node, waiting in queues.prefixes.items() if node.holds_blocks}
         return
     if scheduler.swap is not None and scheduler.swap.save(sequence, scheduler.config.block_size):
@@ -61,10 +62,9 @@ def evict_idle_prefixes(scheduler: "Scheduler") -> None:
     queued: defaultdict[PrefixNode | None, list[Sequence]] = defaultdict(list)
     for sequence in queues.ready:
         queued[sequence.node].append(sequence)
-    groups = [ScheduledGroup(node=node, sequences=found) for node, found in (*queued.items(), *queues.prefixes.items())]
-    groups += queues.waiting_groups
-    kept = set(groups[0].node.chain()) if groups[0].node is not None else set()
-    nodes = {node for group in groups if group.node is not None for node in group.node.chain()}
+    groups = [*queued.values(), *queues.prefixes.values(), *queues.waiting_groups]
+    chains = [group[0].node.chain() if group[0].node is not None else [] for group in groups]
+    kept, nodes = set(chains[0]), set(chain.from_iterable(chains))
     for node in sorted(nodes - kept, key=lambda node: -node.start):
         node.release(scheduler.pool)
     queues.ready.clear()

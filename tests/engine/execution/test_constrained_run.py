@@ -153,13 +153,13 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
             num_tokens = sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())
             assert num_tokens <= config.max_num_batched_tokens
         for found in answered:
-            ended += found.sequence.owners
-            if found.reason == "error":
-                assert found.sequence in step.killed
+            ended += found.owners
+            if found.finish_reason == "error":
+                assert found in step.killed
                 continue
-            said, request = found.sequence.output_token_ids, found.sequence.request
+            said, request = found.output_token_ids, found.request
             assert said == answer(request, windows)
-            assert (found.reason == "eos") == (said[-1] == EOS)
+            assert (found.finish_reason == "eos") == (said[-1] == EOS)
     assert sorted(ended) == list(range(len(requests)))
     assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0
 
