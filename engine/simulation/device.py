@@ -110,18 +110,6 @@ def match_device(product: str, memory_bytes: int) -> Device | None:
     return next((device for device in named if abs(memory_bytes / device.memory_bytes - 1) < 0.1), None)
 
 
-def predicted_kv_bytes(
-    memory_bytes: int, weight_bytes: int, *, memory_fraction: float, most_bytes: int | None = None
-) -> int:
-    """KV memory for a budget of "auto": a share of the memory without the weights, 0 where these do not fit.
-
-    Args:
-        most_bytes: an upper bound, which the engine has on a CPU; None for none.
-    """
-    budget_bytes = max(0, int(memory_fraction * (memory_bytes - weight_bytes)))
-    return budget_bytes if most_bytes is None else min(budget_bytes, most_bytes)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
     """Counts of one step.
