@@ -84,7 +84,7 @@ class ConstrainedSampler(TokenSampler):
         """The answer's constraint, made when its first token is sampled: waiting requests need none."""
         if sequence not in self._constraints:
             assert sequence.request.grammar is not None
-            self._constraints[sequence] = sequence.request.grammar.start(sequence.request.opening)
+            self._constraints[sequence] = Constraint(sequence.request.grammar, sequence.request.opening)
         return self._constraints[sequence]
 
     def _make_masks(self, masked: Sequences[tuple[int, Constraint | None, list[int]]], num_rows: int) -> Masks:
