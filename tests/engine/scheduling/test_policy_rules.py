@@ -135,11 +135,9 @@ def test_the_reserve_learns_from_answers() -> None:
 
 
 def test_a_batch_starts_when_the_one_before_is_done() -> None:
-    def windows(batching: str) -> list[float]:
-        return [
-            admission_window_tokens(batching, is_idle=is_idle, max_num_batched_tokens=64)  # type: ignore[arg-type]
-            for is_idle in (True, False)
-        ]
+    def windows(batching: Any) -> list[float]:
+        config = EngineConfig(batching=batching, max_num_batched_tokens=64)
+        return [admission_window_tokens(config, is_idle=is_idle) for is_idle in (True, False)]
 
     assert windows("continuous") == [float("inf"), float("inf")]
     assert windows("static") == [float("inf"), 0]
