@@ -3,22 +3,19 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.planning.plan import Plan
-from engine.request import Request
 from engine.simulation.simulation import SimulationSummary
 from tasks.forecast.hardware import Hardware, choose_hardware
 from tasks.partitions.attempt import ask
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.runs.infer_job import InferJob
-from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, count_partition_rows, read_partition
 from tasks.workers.engine_team import EngineTeam, hand_out
 
@@ -137,44 +134,34 @@ def predict_run(
     """
     engine, checkpoint = team.engine, Path(job.checkpoint)
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
-    return predict_on(hardware, job.plan, summary, make_ask(job), num_answer_tokens, team, seconds_left, speed_ratio)
-
-
-def make_ask(job: InferJob) -> Callable[[Plan], list[Request]]:
-    """A function that makes the job's requests for rows of its plan."""
-    has_labels = any(member.workload.kind.has_labels for member in job.members)
-    codec = TextCodec.load(Path(job.checkpoint)) if has_labels else None
-    return partial(ask, job=job, make_form=lambda workload, length: RequestForm.of(workload, codec, length))
+    return predict_on(hardware, job, summary, num_answer_tokens, team, seconds_left, speed_ratio)
 
 
 def predict_on(
     hardware: Hardware,
-    plan: ArtifactRef,
+    job: InferJob,
     summary: PlanSummary,
-    ask: Callable[[Plan], list[Request]],
     num_answer_tokens: int,
     team: EngineTeam,
     seconds_left: float | None = None,
     speed_ratio: float = 1.0,
 ) -> dict[str, float]:
-    """As `predict_run`, on a given device.
-
-    Args:
-        ask: makes the requests for rows of the plan.
-    """
-    started, engine = time.perf_counter(), team.engine
-    kv_bytes = hardware.kv_bytes(engine)
+    """As `predict_run`, on a given device. See `predict_run`."""
+    has_labels = any(member.workload.kind.has_labels for member in job.members)
+    codec = TextCodec.load(Path(job.checkpoint)) if has_labels else None
+    started, kv_bytes = time.perf_counter(), hardware.kv_bytes(team.engine)
 
     def simulate(partition: int) -> SimulationSummary:
-        rows = read_partition(plan, partition)
-        return hardware.simulate(ask(rows), rows.groups(), engine, kv_bytes, num_answer_tokens)
+        rows = read_partition(job.plan, partition)
+        requests = ask(rows, job, lambda workload, length: RequestForm.of(workload, codec, length))
+        return hardware.simulate(requests, rows.groups(), team.engine, kv_bytes, num_answer_tokens)
 
     found = predict(simulate, summary, team.num_engines, since=started)
     fitting = {}
     if seconds_left is not None:
         partition_seconds = [speed_ratio * seconds for seconds in found.partition_seconds]
         shares = find_fitting(summary.dispatch_order, partition_seconds, team.num_engines, seconds_left)
-        num_rows = count_partition_rows(plan)
+        num_rows = count_partition_rows(job.plan)
         fitting = {
             "num_fitting_partitions": sum(share == 1 for share in shares.values()),
             "num_fitting_rows": float(sum(int(share * num_rows[partition]) for partition, share in shares.items())),
