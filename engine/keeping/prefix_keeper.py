@@ -63,7 +63,7 @@ class KeptNode(PrefixNode):
         return num_tokens
 
     def release(self, pool: BlockPool) -> None:
-        if self.holds_blocks and self.num_computed == len(self.token_ids):
+        if self.holds_blocks and self.num_uncomputed == 0:
             self._keeper.save(self)
         super().release(pool)
 
