@@ -12,7 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name
 from engine.disaggregation.worker_line import MOST_STEPS_IN_FLIGHT, WorkerLine, start_worker
-from engine.errors import PrefillWorkerError
+from engine.errors import BatchloomError, PrefillWorkerError
 from engine.kv.block_copies import BlockCopies
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.scheduling.token_batch import TokenBatch
@@ -93,16 +93,13 @@ class PrefillClient:
             raise self._reason(answer) from error
 
     def _reason(self, answer: object) -> Exception:
-        if isinstance(answer, Exception) and not isinstance(answer, _LineBroken):
+        if isinstance(answer, BatchloomError):
             return answer
         self._process.kill()
         return PrefillWorkerError(
-            f"the process that computes prompts is gone; its exit status is {self._process.wait()}: {answer}"
+            f"the process that computes prompts is gone; its exit status is {self._process.wait()}: "
+            f"{type(answer).__name__}: {answer}"
         )
-
-
-class _LineBroken(Exception):
-    """The reader's last answer: the line is closed."""
 
 
 def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
@@ -112,11 +109,9 @@ def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
 
 
 def _read_answers(line: WorkerLine, answers: "queue.SimpleQueue[tuple[object, torch.Tensor | None]]") -> None:
-    while True:
-        try:
-            answer = line.receive()
-        except Exception as error:
-            answer = (_LineBroken(f"{type(error).__name__}: {error}"), None)
-        answers.put(answer)
-        if isinstance(answer[0], _LineBroken):
-            return
+    """Puts the worker's answers into the queue, and at last the error with which the line has ended."""
+    try:
+        while True:
+            answers.put(line.receive())
+    except Exception as error:
+        answers.put((error, None))
