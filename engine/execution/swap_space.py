@@ -18,4 +18,4 @@ def make_swap_space(config: EngineConfig, cache: KVCache, device: torch.device) 
         num_bytes = config.swap_memory_bytes
     # Pinned memory is allocated in powers of two, up to twice the size that is asked for.
     num_blocks = (num_bytes if device.type == "cpu" else num_bytes // 2) // cache.block_bytes
-    return SwapSpace(BlockCopies(cache), num_blocks, cache.layout.windows)
+    return SwapSpace(BlockCopies(cache), num_blocks)

@@ -90,7 +90,7 @@ class Admission:
             self.cache.reuse(sequence)
         sequence.reserve(self.pool, self._reserve.num_tokens(sequence))
         if swap is not None:
-            swap.restore(sequence, self.pool.block_size)
+            swap.restore(sequence, self.pool)
         sequence.admission = self._num_admitted
         self._num_admitted += 1
         if sequence.node is not None:

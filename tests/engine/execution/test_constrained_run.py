@@ -141,7 +141,7 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
     pool, model = make_pool(config, num_blocks, tables), HashModel(num_blocks, windows)
     poison_freed_blocks(pool, model)
     groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
-    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
+    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0)
     sampler = ConstrainedSampler(model, None)  # type: ignore[arg-type]
     lookup = EagerLookup(sampler) if guesses else None
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)

@@ -153,7 +153,7 @@ def run(
     pool, model = make_pool(config, num_blocks, tables), HashModel(num_blocks, num_words, windows)
     poison_freed_blocks(pool, model)
     groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
-    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
+    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0)
     sampler = TokenSampler(model, spell)  # type: ignore[arg-type]
     lookup = EagerLookup(sampler) if guesses else None
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
