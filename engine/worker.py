@@ -9,7 +9,6 @@ from engine.disaggregation.prefill_client import written_blocks
 from engine.disaggregation.worker_line import WorkerLine, serve_parent
 from engine.engine import Engine
 from engine.errors import ConfigError
-from engine.kv.block_copies import BlockCopies
 from engine.model.compiling import compile_layers
 from engine.model.shard import Shard
 
@@ -27,7 +26,7 @@ class WorkerEngine(Engine):
             if is_compiled:
                 compile_layers(self._model)
             hidden = self._runner.forward(batch)
-            line.send(hidden.cpu(), BlockCopies(self._cache).read_blocks(written_blocks(batch)))
+            line.send(hidden.cpu(), self._cache.read_blocks(written_blocks(batch)))
 
     def serve_steps(self, line: WorkerLine) -> None:
         """Computes this rank's share of each step."""

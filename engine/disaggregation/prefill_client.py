@@ -13,7 +13,6 @@ from engine.config import EngineConfig
 from engine.device.placement import dtype_name
 from engine.disaggregation.worker_line import MOST_STEPS_IN_FLIGHT, WorkerLine, start_worker
 from engine.errors import BatchloomError, PrefillWorkerError
-from engine.kv.block_copies import BlockCopies
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.scheduling.token_batch import TokenBatch
 
@@ -71,7 +70,7 @@ class PrefillClient:
         if not isinstance(answer, torch.Tensor):
             raise self._reason(answer)
         assert kv is not None
-        BlockCopies(cache).write_blocks(self._in_flight.popleft(), kv)
+        cache.write_blocks(self._in_flight.popleft(), kv)
         return answer
 
     def close(self) -> None:

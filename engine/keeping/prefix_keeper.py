@@ -22,7 +22,6 @@ import torch
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_store import PrefixStore
 from engine.keeping.read_rate import measure_read_rate
-from engine.kv.block_copies import BlockCopies
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache import KVCache
 from engine.planning.group import CommonPrefix, Member, PrefixGroup
@@ -79,7 +78,7 @@ class PrefixKeeper:
 
     def __init__(self, store: PrefixStore, cache: KVCache) -> None:
         self._store = store
-        self._cache, self._blocks = cache, BlockCopies(cache)
+        self._cache = cache
         shape = tuple(cache.keys[0].shape[1:])
         self._layout = f"{len(cache.keys)} {shape} {cache.keys[0].dtype}"
         self.about = ""
@@ -137,7 +136,7 @@ class PrefixKeeper:
             if kv is None:
                 break
             end = first + len(kept)
-            self._blocks.write_blocks(node.block_ids[first:end], kv[:, kept[0] : kept[0] + len(kept)])
+            self._cache.write_blocks(node.block_ids[first:end], kv[:, kept[0] : kept[0] + len(kept)])
             self._num_loaded[name] = self._num_loaded.get(name, 0) + len(kept) * self._cache.block_size
             first = end
         node.num_computed = node.num_loaded = first * self._cache.block_size
@@ -151,7 +150,7 @@ class PrefixKeeper:
         is_known = self._num_tokens > 0
         if node.block_ids.ndim > 1 or (is_known and not self._is_worth(len(node.keys) - first)):
             return
-        kv = self._blocks.read_blocks(node.block_ids[first : len(node.keys)])
+        kv = self._cache.read_blocks(node.block_ids[first : len(node.keys)])
         if is_known:
             self._write(node.keys[first:], kv)
         else:

@@ -66,7 +66,7 @@ class Admission:
 
     def __init__(self, pool: BlockPool, reserve: OutputReserve, swap: SwapSpace | None) -> None:
         self.pool = pool
-        self._reserve = reserve
+        self.reserve = reserve
         self._swap = swap
         self.cache = BlockCache(pool) if isinstance(pool, LruBlockPool) else None
         self._num_admitted = 0
@@ -88,7 +88,7 @@ class Admission:
         swap = self._swap if self._swap is not None and self._swap.holds(sequence) else None
         if self.cache is not None and swap is None:
             self.cache.reuse(sequence)
-        sequence.reserve(self.pool, self._reserve.num_tokens(sequence))
+        sequence.reserve(self.pool, self.reserve.num_tokens(sequence))
         if swap is not None:
             swap.restore(sequence, self.pool)
         sequence.admission = self._num_admitted
@@ -101,7 +101,7 @@ class Admission:
         return self.pool.num_missing(sequence, num_tokens) <= self.pool.num_free
 
     def _num_missing_blocks(self, sequence: Sequence) -> int:
-        num_blocks = self.pool.num_missing(sequence, self._reserve.num_tokens(sequence))
+        num_blocks = self.pool.num_missing(sequence, self.reserve.num_tokens(sequence))
         if self.cache is not None and (self._swap is None or not self._swap.holds(sequence)):
             num_blocks -= self.cache.num_found_in_use(sequence)
         return num_blocks

@@ -47,8 +47,7 @@ class Scheduler:
         self.config = config
         self.swap = swap
         self._lookup = lookup
-        self._reserve = OutputReserve(config.output_reserve)
-        self.admission = Admission(pool, self._reserve, swap)
+        self.admission = Admission(pool, OutputReserve(config.output_reserve), swap)
         has_batches = config.batching != "continuous" or config.prefill != "chunked"
         make_queues = BatchQueues if has_batches else RequestQueues
         self.queues: RequestQueues = make_queues(groups, config=config, admission=self.admission)
@@ -142,7 +141,7 @@ class Scheduler:
             if reason is not None:
                 sequence.length, sequence.has_late_row = length, has_late_row  # later tokens are dropped
                 answered.append(sequence)
-                self._reserve.book(sequence)
+                self.admission.reserve.book(sequence)
                 self.drop(sequence, reason)
         for sequence in step.scored:
             sequence.length = sequence.num_suffix

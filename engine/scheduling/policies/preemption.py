@@ -20,7 +20,7 @@ from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
-    from engine.kv.block_copies import BlockCopies
+    from engine.kv.kv_cache import KVCache
     from engine.scheduling.scheduler import Scheduler
     from engine.scheduling.step import Step
 
@@ -70,11 +70,11 @@ def evict_idle_prefixes(scheduler: "Scheduler") -> None:
 
 
 class SwapSpace:
-    """Own KV of preempted requests, in host memory, for at most `num_blocks` blocks, which `copies` reads and writes;
-    None in a simulation, whose KV memory has no contents. With 0 blocks it keeps nothing, and all KV is recomputed."""
+    """Own KV of preempted requests, in host memory, for at most `num_blocks` blocks of `cache`; None in a simulation,
+    whose KV memory has no contents. With 0 blocks it keeps nothing, and all KV is recomputed."""
 
-    def __init__(self, copies: "BlockCopies | None", num_blocks: int) -> None:
-        self._copies = copies
+    def __init__(self, cache: "KVCache | None", num_blocks: int) -> None:
+        self._cache = cache
         self._kept: dict[Sequence, Any] = {}
         self.num_blocks = num_blocks
         self.num_used = 0
@@ -87,7 +87,7 @@ class SwapSpace:
         block_ids = pool.written_blocks(sequence)
         if not 0 < len(block_ids) <= self.num_blocks - self.num_used:
             return False
-        self._kept[sequence] = None if self._copies is None else self._copies.read_blocks(block_ids)
+        self._kept[sequence] = None if self._cache is None else self._cache.read_blocks(block_ids)
         self.num_used += len(block_ids)
         return True
 
@@ -95,6 +95,6 @@ class SwapSpace:
         """Writes a sequence's KV into its blocks, and drops the copy."""
         block_ids = pool.written_blocks(sequence)
         kept = self._kept.pop(sequence)
-        if self._copies is not None:
-            self._copies.write_blocks(block_ids, kept)
+        if self._cache is not None:
+            self._cache.write_blocks(block_ids, kept)
         self.num_used -= len(block_ids)
