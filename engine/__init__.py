@@ -8,28 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.completion import Completion
-    from engine.config import EngineConfig
-    from engine.engine import Engine
-    from engine.execution.step_record import StepRecord
-    from engine.grammar import Grammar, Vocabulary
-    from engine.planning.group import PrefixGroup
-    from engine.planning.prefix_groups import plan_prefix_groups
-    from engine.request import Request
-    from engine.thinking import Thinking
-
-__all__ = [
-    "Completion",
-    "Engine",
-    "EngineConfig",
-    "Grammar",
-    "PrefixGroup",
-    "Request",
-    "StepRecord",
-    "Thinking",
-    "Vocabulary",
-    "plan_prefix_groups",
-]
+    from engine.completion import Completion as Completion
+    from engine.config import EngineConfig as EngineConfig
+    from engine.engine import Engine as Engine
+    from engine.execution.step_record import StepRecord as StepRecord
+    from engine.grammar import Grammar as Grammar
+    from engine.grammar import Vocabulary as Vocabulary
+    from engine.planning.group import PrefixGroup as PrefixGroup
+    from engine.planning.prefix_groups import plan_prefix_groups as plan_prefix_groups
+    from engine.request import Request as Request
+    from engine.thinking import Thinking as Thinking
 
 _MODULES = {
     "Completion": "engine.completion",

@@ -12,8 +12,25 @@ def refuse_conflicts(config: Any) -> None:
             f"packing {config.packing!r} needs whole prompts, and prefill {config.prefill!r} cuts them: set prefill to "
             "'whole'"
         )
-    if config.disaggregation != "none" or config.tensor_parallel_size > 1:
-        _refuse_for_several(config)
+    if config.disaggregation != "none":
+        why = (
+            "needs the KV of the process that decodes, and with disaggregation "
+            f"{config.disaggregation!r} another process computes prompts"
+        )
+        _refuse(config, why, ("sharing", "lru", "path, group or none"), ("preemption", "swap", "recompute or kill"))
+    if config.tensor_parallel_size > 1:
+        _refuse(
+            config,
+            f"does not go with a model on {config.tensor_parallel_size} devices (tensor_parallel_size)",
+            ("disaggregation", "processes", "none"),
+            ("preemption", "swap", "recompute or kill"),
+            ("dtype", "fp8", "bfloat16, float16 or float32"),
+            ("dtype", "int8", "bfloat16, float16 or float32"),
+            ("dtype", "quantized", "bfloat16, float16 or float32"),
+            ("keep_prefixes_bytes", config.keep_prefixes_bytes or None, "0"),
+            ("attention", "native", "auto, or torch on a CPU"),
+            ("compile", "always", "auto or never"),
+        )
     if config.keep_prefixes_bytes and (config.disaggregation != "none" or config.sharing in ("lru", "none")):
         raise ConfigError("keep_prefixes needs sharing path or group, and disaggregation none")
     if config.dtype == "fp8" and config.attention in ("native", "torch"):
@@ -29,35 +46,11 @@ def refuse_conflicts(config: Any) -> None:
         )
 
 
-def _refuse_for_several(config: Any) -> None:
-    """Refuses settings that work with one process or one device only."""
-    if config.disaggregation != "none":
-        for name, value, others in (
-            ("sharing", "lru", "path, group or none"),
-            ("preemption", "swap", "recompute or kill"),
-        ):
-            if getattr(config, name) == value:
-                raise ConfigError(
-                    f"{name} {value!r} needs the KV of the process that decodes, and with disaggregation "
-                    f"{config.disaggregation!r} another process computes prompts: set {name} to {others}"
-                )
-    if config.tensor_parallel_size > 1:
-        refused: tuple[tuple[str, Any, str], ...] = (
-            ("disaggregation", "processes", "none"),
-            ("preemption", "swap", "recompute or kill"),
-            ("dtype", "fp8", "bfloat16, float16 or float32"),
-            ("dtype", "int8", "bfloat16, float16 or float32"),
-            ("dtype", "quantized", "bfloat16, float16 or float32"),
-            ("keep_prefixes_bytes", config.keep_prefixes_bytes or None, "0"),
-            ("attention", "native", "auto, or torch on a CPU"),
-            ("compile", "always", "auto or never"),
-        )
-        for name, value, others in refused:
-            if getattr(config, name) == value:
-                raise ConfigError(
-                    f"{name} {value!r} does not go with a model on {config.tensor_parallel_size} devices "
-                    f"(tensor_parallel_size): set {name} to {others}"
-                )
+def _refuse(config: Any, why: str, *refused: tuple[str, Any, str]) -> None:
+    """Refuses settings that work with one process or one device only: names, values, and what to set instead."""
+    for name, value, others in refused:
+        if getattr(config, name) == value:
+            raise ConfigError(f"{name} {value!r} {why}: set {name} to {others}")
 
 
 def _refuse_for_deterministic(config: Any) -> None:

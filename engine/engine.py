@@ -1,6 +1,7 @@
 """The engine: a model, its KV memory, and the loop that answers a whole plan."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Sequences
 from contextlib import closing
 from functools import cache, partial
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
@@ -34,7 +35,7 @@ from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.sharing import check_groups, schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Answered
+from engine.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
     import transformers
@@ -167,8 +168,8 @@ class Engine(BatchCalls):
 
     def run_plan(
         self,
-        requests: Sequence[Request],
-        groups: Sequence[PrefixGroup],
+        requests: Sequences[Request],
+        groups: Sequences[PrefixGroup],
         *,
         decode: Decoder | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
@@ -206,7 +207,7 @@ class Engine(BatchCalls):
         )
         if not self._model.has_replaced_layers:
             compile_if_long(self._model, config.compile, sum(group.num_tokens for group in groups))
-        late: list[Answered] = []
+        late: list[Sequence] = []
         with closing(self._begin(self._run(scheduler, sampler))) as steps:
             yield from impossible.values()
             metrics = StepMetrics(scheduler)
@@ -215,10 +216,10 @@ class Engine(BatchCalls):
                 if on_step is not None:
                     on_step(record)
                 # A finished request may still have a row in flight: report it one step later, when its cost is final.
-                final = [*late, *(found for found in answered if not found.has_late_row)]
-                late = [found for found in answered if found.has_late_row]
-                for found in final:
-                    yield from complete(found, requests)
+                final = [*late, *(sequence for sequence in answered if not sequence.has_late_row)]
+                late = [sequence for sequence in answered if sequence.has_late_row]
+                for sequence in final:
+                    yield from complete(sequence, requests)
         if scheduler.num_unfinished or late:
             raise BusyError("another call of the engine has begun, which ended this one")
         assert scheduler.pool.num_used == 0, "KV blocks are still held after the last request"

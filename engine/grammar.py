@@ -118,10 +118,6 @@ class Grammar:
     def __hash__(self) -> int:
         return hash((self._source, self.vocabulary))
 
-    def start(self, known: Sequences[int]) -> "Constraint":
-        """The state of an answer that begins with these tokens of the opening."""
-        return Constraint(self, known)
-
     def new_matcher(self) -> LLMatcher:
         """A matcher at the start of an answer; all matchers share the grammar's states that any of them has reached."""
         return self._first.deep_copy()

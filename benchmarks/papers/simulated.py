@@ -7,7 +7,7 @@ from engine.config import EngineConfig
 from engine.model.model_shape import ModelShape
 from engine.planning.prefix_groups import plan_prefix_groups
 from engine.request import Request
-from engine.simulation.device import DEVICES, Roofline, predicted_kv_bytes
+from engine.simulation.device import DEVICES, Roofline
 from engine.simulation.simulation import SimulatedStep, SimulationSummary, simulate_plan, summarize_steps
 
 MISTRAL_7B = ModelShape(
@@ -40,8 +40,7 @@ class Place:
     @property
     def kv_bytes(self) -> int:
         """KV memory of the whole device."""
-        memory_bytes = DEVICES[self.device].memory_bytes
-        return predicted_kv_bytes(memory_bytes, self.shape.weight_bytes, memory_fraction=MEMORY_FRACTION)
+        return int(MEMORY_FRACTION * (DEVICES[self.device].memory_bytes - self.shape.weight_bytes))
 
     @property
     def roofline(self) -> Roofline:

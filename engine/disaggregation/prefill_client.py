@@ -1,23 +1,18 @@
 """The decoding process's side of disaggregation: starts the worker process, sends steps, takes their KV in order."""
 
-import os
 import queue
-import subprocess
 import threading
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.child_process import start_child
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name
-from engine.disaggregation.worker_line import MOST_STEPS_IN_FLIGHT, PrefillJob, WorkerLine, WorkerStep
-from engine.errors import PrefillWorkerError
-from engine.kv.block_copies import BlockCopies
+from engine.disaggregation.worker_line import MOST_STEPS_IN_FLIGHT, WorkerLine, start_worker
+from engine.errors import BatchloomError, PrefillWorkerError
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.scheduling.token_batch import TokenBatch
 
@@ -33,7 +28,7 @@ class PrefillClient:
         of the engine that decodes; the config names the worker's device."""
         # A step writes each block at most once, and padding goes into one more block.
         num_bytes = MOST_STEPS_IN_FLIGHT * (cache.num_blocks + 1) * cache.block_bytes
-        self._line, self._process = start_worker("engine.prefill_worker", num_bytes)
+        self._line, self._process = start_worker(num_bytes)
         self._in_flight: deque[npt.NDArray[np.int32]] = deque()
         self._answers: queue.SimpleQueue[tuple[object, torch.Tensor | None]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=_read_answers, args=(self._line, self._answers), daemon=True)
@@ -45,7 +40,7 @@ class PrefillClient:
             dtype=dtype_name(shape.dtype),
             kv_memory_bytes=cache.num_blocks * cache.block_bytes,
         )
-        self._tell(PrefillJob(model=model, config=config, kv_shape=shape))
+        self._tell([model, config, str(shape)])
 
     @property
     def can_send(self) -> bool:
@@ -55,7 +50,7 @@ class PrefillClient:
         """Sends a step of prompts, computed after those sent before; block ids are the same in both processes.
         `is_compiled` says whether the worker compiles its layers."""
         self._in_flight.append(written_blocks(batch))
-        self._tell(WorkerStep(batch=batch, is_compiled=is_compiled))
+        self._tell([batch, is_compiled])
 
     def take(self, cache: KVCache, *, waits: bool) -> torch.Tensor | None:
         """Takes the oldest step in flight, and writes its KV into the same blocks of `cache`, the memory of this
@@ -75,7 +70,7 @@ class PrefillClient:
         if not isinstance(answer, torch.Tensor):
             raise self._reason(answer)
         assert kv is not None
-        BlockCopies(cache).write_blocks(self._in_flight.popleft(), kv)
+        cache.write_blocks(self._in_flight.popleft(), kv)
         return answer
 
     def close(self) -> None:
@@ -97,16 +92,13 @@ class PrefillClient:
             raise self._reason(answer) from error
 
     def _reason(self, answer: object) -> Exception:
-        if isinstance(answer, Exception) and not isinstance(answer, _LineBroken):
+        if isinstance(answer, BatchloomError):
             return answer
         self._process.kill()
         return PrefillWorkerError(
-            f"the process that computes prompts is gone; its exit status is {self._process.wait()}: {answer}"
+            f"the process that computes prompts is gone; its exit status is {self._process.wait()}: "
+            f"{type(answer).__name__}: {answer}"
         )
-
-
-class _LineBroken(Exception):
-    """The reader's last answer: the line is closed."""
 
 
 def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
@@ -115,31 +107,10 @@ def written_blocks(batch: TokenBatch) -> npt.NDArray[np.int32]:
     return np.unique(slots // batch.attention.block_size).astype(np.int32)
 
 
-def start_worker(
-    module: str, num_bytes: int, arguments: Sequence[str] = ()
-) -> "tuple[WorkerLine, subprocess.Popen[bytes]]":
-    """Starts a worker process; returns the line to it, and the process.
-
-    Args:
-        module: its arguments are the file descriptors of socket and shared memory, the memory's bytes, and `arguments`.
-        num_bytes: of shared memory.
-    """
-    memory_fd = os.memfd_create("batchloom-kv")
-    try:
-        os.truncate(memory_fd, num_bytes)
-        arguments = (str(memory_fd), str(num_bytes), *arguments)
-        ours, process = start_child(module, arguments, pass_fds=(memory_fd,))
-        return WorkerLine(ours, memory_fd, num_bytes), process
-    finally:
-        os.close(memory_fd)
-
-
 def _read_answers(line: WorkerLine, answers: "queue.SimpleQueue[tuple[object, torch.Tensor | None]]") -> None:
-    while True:
-        try:
-            answer = line.receive()
-        except Exception as error:
-            answer = (_LineBroken(f"{type(error).__name__}: {error}"), None)
-        answers.put(answer)
-        if isinstance(answer[0], _LineBroken):
-            return
+    """Puts the worker's answers into the queue, and at last the error with which the line has ended."""
+    try:
+        while True:
+            answers.put(line.receive())
+    except Exception as error:
+        answers.put((error, None))

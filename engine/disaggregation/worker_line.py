@@ -10,56 +10,34 @@ import math
 import mmap
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import torch
 
 from engine import errors
-from engine.child_process import end_with_parent
+from engine.child_process import end_with_parent, start_child
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, OutOfMemoryError, PrefillWorkerError
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kv.kv_cache import KVShape
 from engine.scheduling.token_batch import TokenBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillJob:
-    """The first message to a worker: what to load and how to compute.
-
-    Attributes:
-        config: of the engine that decodes, without "auto" where both must agree, and with the worker's device.
-        kv_shape: of that engine's model.
-    """
-
-    model: str
-    config: EngineConfig
-    kv_shape: KVShape
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStep:
-    """A step to compute, with compiled layers where the decoding process has compiled its own."""
-
-    batch: TokenBatch
-    is_compiled: bool = False
-
 
 MOST_STEPS_IN_FLIGHT = 2
 """Most steps of prompts in flight: one that is being computed, and one in the queue."""
 
-_KINDS = {kind.__name__: kind for kind in (PrefillJob, WorkerStep, EngineConfig, KVShape, TokenBatch, AttentionBatch)}
+_KINDS = {kind.__name__: kind for kind in (EngineConfig, TokenBatch, AttentionBatch)}
+_ARRAY_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 _HIDDEN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _KV_DTYPES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-_DTYPES = {str(dtype): dtype for dtype in (*_HIDDEN_DTYPES, *_KV_DTYPES)}
+_DTYPES: dict[str, Any] = {str(dtype): dtype for dtype in (*_ARRAY_DTYPES, *_HIDDEN_DTYPES, *_KV_DTYPES)}
 
 
 def encode(message: object) -> bytes:
-    """A message as bytes, for `decode`: one of the kinds above, a tensor, a dtype of hidden states or KV, an exception,
-    None, or a list or tuple of these. Exceptions other than those of `engine.errors` become `OutOfMemoryError` or
+    """A message as bytes, for `decode`: one of the kinds above, a tensor, an exception, a plain value, or a list of
+    these; a tuple arrives as a list. Exceptions other than those of `engine.errors` become `OutOfMemoryError` or
     `PrefillWorkerError`."""
     arrays: list[bytes] = []
     head = json.dumps(_to_json(message, arrays)).encode()
@@ -73,29 +51,25 @@ def decode(payload: bytes) -> Any:
     def take(num_bytes: int) -> bytearray:
         nonlocal start
         start += num_bytes
-        return bytearray(payload[start - num_bytes : start])  # writable, as torch.frombuffer requires
+        return bytearray(payload[start - num_bytes : start])  # writable, as torch.from_numpy requires
 
     try:
         return _from_json(json.loads(payload[8:start]), take)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise PrefillWorkerError(f"a message that cannot be read: {error!r}") from error
 
 
 def _to_json(value: Any, arrays: list[bytes]) -> Any:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        head = {"array": str(value.dtype), "shape": [*value.shape]}
+        if isinstance(value, torch.Tensor):
+            value = value.contiguous().view(-1).view(torch.uint8).numpy()
         arrays.append(value.tobytes())
-        return {"array": value.dtype.str, "shape": value.shape}
-    if isinstance(value, torch.Tensor):
-        arrays.append(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return {"tensor": str(value.dtype), "shape": tuple(value.shape)}
-    if isinstance(value, torch.dtype):
-        return {"dtype": str(value)}
+        return head
     if isinstance(value, Exception):
         return _describe(value)
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_to_json(item, arrays) for item in value]
-    if isinstance(value, tuple):
-        return {"tuple": [_to_json(item, arrays) for item in value]}
     if type(value).__name__ in _KINDS:
         content = {field.name: _to_json(getattr(value, field.name), arrays) for field in fields(value)}
         return {"kind": type(value).__name__, "content": content}
@@ -116,21 +90,12 @@ def _from_json(value: Any, take: Callable[[int], bytearray]) -> Any:
         return [_from_json(item, take) for item in value]
     if not isinstance(value, dict):
         return value
-    if "tuple" in value:
-        return tuple(_from_json(item, take) for item in value["tuple"])
     if "array" in value:
-        whole = np.dtype(value["array"])
-        if whole.kind not in "iu":
-            raise ValueError(f"an array of {whole}")
-        return np.frombuffer(take(whole.itemsize * math.prod(value["shape"])), dtype=whole).reshape(value["shape"])
-    if "tensor" in value:
-        dtype = _DTYPES[value["tensor"]]
-        shape = [int(size) for size in value["shape"]]
-        if not math.prod(shape):
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(take(dtype.itemsize * math.prod(shape)), dtype=dtype).view(shape)
-    if "dtype" in value:
-        return _DTYPES[value["dtype"]]
+        dtype, shape = _DTYPES[value["array"]], value["shape"]
+        whole = np.frombuffer(take(dtype.itemsize * math.prod(shape)), dtype=np.uint8)
+        if isinstance(dtype, np.dtype):
+            return whole.view(dtype).reshape(shape)
+        return torch.from_numpy(whole).view(dtype).view(shape)
     if "error" in value:
         kind = getattr(errors, value["error"])
         if not (isinstance(kind, type) and issubclass(kind, BatchloomError)):
@@ -162,7 +127,7 @@ class WorkerLine:
         """Sends a message, and KV from host memory. Raises `OSError` if the other end is gone."""
         layout = None
         if kv is not None:
-            layout = [kv.dtype, list(kv.shape)]
+            layout = [str(kv.dtype), list(kv.shape)]
             region = self._regions[self._num_kv_sent % MOST_STEPS_IN_FLIGHT]
             region[: kv.nbytes].view(kv.dtype).view(kv.shape).copy_(kv)
             self._num_kv_sent += 1
@@ -175,10 +140,16 @@ class WorkerLine:
         message, layout = decode(self._read(int.from_bytes(self._read(8), "little")))
         if layout is None:
             return message, None
-        dtype, shape = layout
+        dtype, shape = _DTYPES[layout[0]], layout[1]
         region = self._regions[self._num_kv_received % MOST_STEPS_IN_FLIGHT]
         self._num_kv_received += 1
         return message, region[: dtype.itemsize * math.prod(shape)].view(dtype).view(shape)
+
+    def messages(self) -> Iterator[Any]:
+        """The messages, without KV, until the other end is gone."""
+        with contextlib.suppress(EOFError):
+            while True:
+                yield self.receive()[0]
 
     def close(self) -> None:
         """Closes the connection; `receive` then fails at both ends."""
@@ -194,6 +165,17 @@ class WorkerLine:
             self._connection.close()
             raise EOFError("the line is closed")
         return read
+
+
+def start_worker(num_bytes: int) -> "tuple[WorkerLine, subprocess.Popen[bytes]]":
+    """Starts a process of `engine.worker`; returns the line to it, with num_bytes of shared memory, and the process."""
+    memory_fd = os.memfd_create("batchloom-kv")
+    try:
+        os.truncate(memory_fd, num_bytes)
+        ours, process = start_child("engine.worker", (str(memory_fd), str(num_bytes)), pass_fds=(memory_fd,))
+        return WorkerLine(ours, memory_fd, num_bytes), process
+    finally:
+        os.close(memory_fd)
 
 
 @contextlib.contextmanager

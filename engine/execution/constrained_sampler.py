@@ -43,7 +43,7 @@ class ConstrainedSampler(TokenSampler):
     def prepare(self, step: Step) -> None:
         rows: list[tuple[int, Constraint | None, list[int]]] = []
         for row, (sequence, place) in enumerate(step.sampled):
-            if self._needs_mask(sequence) and not sequence.is_answered and place == sequence.num_known:
+            if self._needs_mask(sequence) and not sequence.finish_reason and place == sequence.num_known:
                 constraint = None if self._is_thinking(sequence) else self._constraint(sequence)
                 rows.append((row, constraint, sequence.own_token_ids[place : place + sequence.num_guesses].tolist()))
         masks = self._thread.submit(self._make_masks, rows, len(step.sampled)) if rows else None
@@ -84,7 +84,7 @@ class ConstrainedSampler(TokenSampler):
         """The answer's constraint, made when its first token is sampled: waiting requests need none."""
         if sequence not in self._constraints:
             assert sequence.request.grammar is not None
-            self._constraints[sequence] = sequence.request.grammar.start(sequence.request.opening)
+            self._constraints[sequence] = Constraint(sequence.request.grammar, sequence.request.opening)
         return self._constraints[sequence]
 
     def _make_masks(self, masked: Sequences[tuple[int, Constraint | None, list[int]]], num_rows: int) -> Masks:

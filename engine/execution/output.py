@@ -18,7 +18,7 @@ from engine.model.model import Model
 from engine.pooling.pooler import Pooler, pooled_answer
 from engine.request import Mode, Request
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Answered, Step, StepTokens
+from engine.scheduling.step import Step, StepTokens
 
 Decoder = Callable[[Sequences[int]], str]
 """The caller's detokenizer: token ids to text."""
@@ -124,9 +124,10 @@ class TokenSampler:
         return None
 
 
-def complete(answered: Answered, requests: Sequences[Request]) -> Iterator[Completion]:
-    """The completions of a sequence's owners; the first one has its computed tokens and its time."""
-    sequence, reason, request = answered.sequence, answered.reason, answered.sequence.request
+def complete(sequence: Sequence, requests: Sequences[Request]) -> Iterator[Completion]:
+    """The completions of an answered sequence's owners; the first one has its computed tokens and its time."""
+    reason, request = sequence.finish_reason, sequence.request
+    assert reason is not None
     answer: dict[str, Any] = {}
     if reason == "error":
         why = f"KV memory ran out when the answer had {sequence.num_output_tokens} tokens; preemption is 'kill'"

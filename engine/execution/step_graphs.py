@@ -10,6 +10,7 @@ The first step of a bucket runs eagerly, which compiles kernels and sizes worksp
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -74,9 +75,7 @@ class DeviceGraph:
 
 def find_buckets(max_num_batched_tokens: int) -> tuple[int, ...]:
     """Rows of the graphs of an engine whose steps have at most max_num_batched_tokens."""
-    return tuple(
-        size for index, size in enumerate(BUCKETS) if index == 0 or BUCKETS[index - 1] < max_num_batched_tokens
-    )
+    return BUCKETS[: bisect_left(BUCKETS, max_num_batched_tokens) + 1]
 
 
 def graph_bytes(backend: "TritonAttention", buckets: tuple[int, ...]) -> int:

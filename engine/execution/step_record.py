@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.scheduling.prefix_node import PrefixNode
     from engine.scheduling.scheduler import Scheduler
-    from engine.scheduling.step import Answered, Step
+    from engine.scheduling.sequence import Sequence
+    from engine.scheduling.step import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class StepRecord:
 
 
 def record_step(
-    step: "Step", answered: Iterable["Answered"], scheduler: "Scheduler", *, number: int, duration_ms: float
+    step: "Step", answered: Iterable["Sequence"], scheduler: "Scheduler", *, number: int, duration_ms: float
 ) -> StepRecord:
     """The record of a committed step of a model or a simulation, by what its commit returned, and by the scheduler
     after it. See `StepRecord`."""
@@ -73,7 +74,7 @@ def record_step(
         num_kv_blocks_total=scheduler.pool.num_blocks,
         num_running_requests=scheduler.queues.num_running,
         num_waiting_requests=scheduler.num_unfinished - scheduler.queues.num_running,
-        num_finished_requests=sum(len(found.sequence.owners) for found in answered if found.reason != "error"),
+        num_finished_requests=sum(len(found.owners) for found in answered if found.finish_reason != "error"),
         num_preempted_requests=step.num_preempted,
         duration_ms=duration_ms,
         num_padding_tokens=step.num_padding_tokens,
@@ -92,7 +93,7 @@ class StepMetrics:
         self._num_steps = 0
         self._recorded_at = time.perf_counter()
 
-    def record(self, step: "Step", answered: Iterable["Answered"]) -> StepRecord:
+    def record(self, step: "Step", answered: Iterable["Sequence"]) -> StepRecord:
         """The record of the next step, given the result of its commit."""
         now = time.perf_counter()
         duration_ms = (now - self._recorded_at) * 1e3

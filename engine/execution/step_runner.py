@@ -14,7 +14,8 @@ from engine.model.attention import make_attention
 from engine.model.model import Model
 from engine.scheduling.policies.packing import PADDED_PACKINGS
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Answered, Step
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step import Step
 from engine.scheduling.token_batch import TokenBatch
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Forward = Callable[..., torch.Tensor]
 """Launches a step's batch, see `StepRunner.forward`."""
 
-CommittedSteps = Generator[tuple[Step, list[Answered]], None, None]
+CommittedSteps = Generator[tuple[Step, list[Sequence]], None, None]
 """Committed steps, in order, each with the sequences that it answers."""
 
 

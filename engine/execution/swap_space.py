@@ -4,7 +4,6 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.free_memory import free_memory_bytes
-from engine.kv.block_copies import BlockCopies
 from engine.kv.kv_cache import KVCache
 from engine.scheduling.policies.preemption import SwapSpace
 
@@ -18,4 +17,4 @@ def make_swap_space(config: EngineConfig, cache: KVCache, device: torch.device) 
         num_bytes = config.swap_memory_bytes
     # Pinned memory is allocated in powers of two, up to twice the size that is asked for.
     num_blocks = (num_bytes if device.type == "cpu" else num_bytes // 2) // cache.block_bytes
-    return SwapSpace(BlockCopies(cache), num_blocks, cache.layout.windows)
+    return SwapSpace(cache, num_blocks)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +22,6 @@ import torch
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_store import PrefixStore
 from engine.keeping.read_rate import measure_read_rate
-from engine.kv.block_copies import BlockCopies
 from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache import KVCache
 from engine.planning.group import CommonPrefix, Member, PrefixGroup
@@ -62,7 +62,7 @@ class KeptNode(PrefixNode):
         return num_tokens
 
     def release(self, pool: BlockPool) -> None:
-        if self.holds_blocks and self.num_computed == len(self.token_ids):
+        if self.holds_blocks and self.num_uncomputed == 0:
             self._keeper.save(self)
         super().release(pool)
 
@@ -78,7 +78,7 @@ class PrefixKeeper:
 
     def __init__(self, store: PrefixStore, cache: KVCache) -> None:
         self._store = store
-        self._cache, self._blocks = cache, BlockCopies(cache)
+        self._cache = cache
         shape = tuple(cache.keys[0].shape[1:])
         self._layout = f"{len(cache.keys)} {shape} {cache.keys[0].dtype}"
         self.about = ""
@@ -101,7 +101,7 @@ class PrefixKeeper:
     def make_node(self, **place: Any) -> KeptNode:
         """Makes a node with the arguments of `PrefixNode`, and starts to read it where it is on disk."""
         node = KeptNode(self, **place)
-        self._next.extend(dict.fromkeys(place.name for place in self._store.find(node.keys)))
+        self._next.extend(dict.fromkeys(name for name, _ in self._store.find(node.keys)))
         self._read_ahead()
         return node
 
@@ -130,13 +130,13 @@ class PrefixKeeper:
         node.num_loaded, first = 0, 0
         if node.block_ids.ndim > 1:  # sliding windows: several block tables, which are not kept
             return
-        for name, places in groupby(self._store.find(node.keys), key=lambda place: place.name):
-            kept = [place.place for place in places]
+        for name, places in groupby(self._store.find(node.keys), key=itemgetter(0)):
+            kept = [place for _, place in places]
             kv = self._take(name)
             if kv is None:
                 break
             end = first + len(kept)
-            self._blocks.write_blocks(node.block_ids[first:end], kv[:, kept[0] : kept[0] + len(kept)])
+            self._cache.write_blocks(node.block_ids[first:end], kv[:, kept[0] : kept[0] + len(kept)])
             self._num_loaded[name] = self._num_loaded.get(name, 0) + len(kept) * self._cache.block_size
             first = end
         node.num_computed = node.num_loaded = first * self._cache.block_size
@@ -150,7 +150,7 @@ class PrefixKeeper:
         is_known = self._num_tokens > 0
         if node.block_ids.ndim > 1 or (is_known and not self._is_worth(len(node.keys) - first)):
             return
-        kv = self._blocks.read_blocks(node.block_ids[first : len(node.keys)])
+        kv = self._cache.read_blocks(node.block_ids[first : len(node.keys)])
         if is_known:
             self._write(node.keys[first:], kv)
         else:

@@ -17,7 +17,6 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +43,6 @@ create index if not exists blocks_of on blocks (name);
 """
 
 
-@dataclass(frozen=True, slots=True)
-class BlockPlace:
-    """The place of a block's KV: a file, and the block's index in it."""
-
-    name: str
-    place: int
-
-
 class PrefixStore:
     """The folder of kept prefixes, private to its user; made below an existing parent. Threads and processes may share
     it. `budget_bytes` bounds all files together. Raises `OSError` or `sqlite3.Error` if the folder cannot be used."""
@@ -67,6 +58,7 @@ class PrefixStore:
         os.close(os.open(index, os.O_CREAT | os.O_RDWR, 0o600))
         self._index = sqlite3.connect(index, timeout=30.0, check_same_thread=False, isolation_level=None)
         weakref.finalize(self, self._index.close)
+        self._index.create_function("decayed", 3, _decay)
         self._index.executescript(_SCHEMA)
         self._index.execute(
             "insert into secrets select ? where not exists (select * from secrets)", [secrets.token_bytes(32)]
@@ -90,15 +82,15 @@ class PrefixStore:
             keys.append(key)
         return keys
 
-    def find(self, keys: Sequence[bytes]) -> list[BlockPlace]:
-        """Places of the leading blocks, up to the first that is not kept."""
-        found = []
+    def find(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
+        """Places of the leading blocks, up to the first that is not kept: a file, and the block's index in it."""
+        found: list[tuple[str, int]] = []
         with self._lock:
             for key in keys:
                 row = self._index.execute("select name, place from blocks where key = ?", [key]).fetchone()
                 if row is None:
                     break
-                found.append(BlockPlace(*row))
+                found.append(row)
         return found
 
     def read(self, name: str) -> torch.Tensor | None:
@@ -144,11 +136,10 @@ class PrefixStore:
         now = time.time()
         with self._lock, self._index as index:
             index.execute("begin immediate")
-            for name, seconds in saved_seconds.items():
-                query = "select saved_seconds, used_at from files where name = ?"
-                for saved, used_at in index.execute(query, [name]).fetchall():
-                    total = _decay(saved, used_at, now) + seconds
-                    index.execute("update files set saved_seconds = ?, used_at = ? where name = ?", [total, now, name])
+            index.executemany(
+                "update files set saved_seconds = decayed(saved_seconds, used_at, ?) + ?, used_at = ? where name = ?",
+                [(now, seconds, now, name) for name, seconds in saved_seconds.items()],
+            )
 
     def forget(self, names: Sequence[str]) -> None:
         """Deletes files and their entries in the index."""
@@ -179,16 +170,15 @@ class PrefixStore:
         """Evicts files with the fewest saved seconds per byte, except those that this run has read or written, and says
         whether there is room then."""
         with self._lock:
-            rows = self._index.execute("select name, num_bytes, saved_seconds, used_at from files").fetchall()
-        too_many = sum(row[1] for row in rows) + num_bytes - self._budget_bytes
-        now = time.time()
-        rows = sorted(
-            (_decay(saved_seconds, used_at, now) / size, used_at, name, size)
-            for name, size, saved_seconds, used_at in rows
-            if used_at < self._opened_at
-        )
+            num_kept_bytes = self._index.execute("select coalesce(sum(num_bytes), 0) from files").fetchone()[0]
+            rows = self._index.execute(
+                "select name, num_bytes from files where used_at < ? "
+                "order by decayed(saved_seconds, used_at, ?) / num_bytes, used_at, name",
+                [self._opened_at, time.time()],
+            ).fetchall()
+        too_many = num_kept_bytes + num_bytes - self._budget_bytes
         evicted = []
-        for _, _, name, size in rows:
+        for name, size in rows:
             if too_many <= 0:
                 break
             too_many -= size

@@ -68,6 +68,10 @@ class BlockPool:
         missing = self.allocate(num_blocks - len(sequence.block_ids))
         sequence.block_ids = np.concatenate([sequence.block_ids, missing])
 
+    def written_blocks(self, sequence: Any) -> npt.NDArray[np.int32]:
+        """The blocks with the part of the sequence's computed KV that later rows see."""
+        return sequence.block_ids[: cdiv(sequence.num_computed, self.block_size)]  # type: ignore[no-any-return]
+
     def leave(self, step: Any) -> npt.NDArray[np.int32]:
         """Removes blocks that no row reads after a step from block tables (`WindowedPool`), none here; returns them, to
         be freed when the step is committed."""

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -55,13 +56,7 @@ class LruBlockPool(BlockPool):
 
     def find(self, keys: Sequence[bytes]) -> npt.NDArray[np.int32]:
         """The blocks of the leading keys, up to the first key that is not found; their owners stay as they are."""
-        found = []
-        for key in keys:
-            block = self._block_of.get(key)
-            if block is None:
-                break
-            found.append(block)
-        return np.array(found, dtype=np.int32)
+        return np.array([self._block_of[key] for key in takewhile(self._block_of.__contains__, keys)], dtype=np.int32)
 
     def count_idle(self, block_ids: npt.NDArray[np.int32]) -> int:
         return sum(self._num_owners[block] == 0 for block in block_ids.tolist())

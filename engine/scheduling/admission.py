@@ -1,7 +1,6 @@
 """Which requests get KV memory, and how much of it is set aside for the tokens that they are expected to generate."""
 
 import math
-from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
@@ -23,15 +22,6 @@ def make_pool(config: EngineConfig, num_blocks: int, windows: tuple[int, ...] = 
     return make(num_blocks, config.block_size)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Finished answers of this run: their tokens, and the expected tokens (1 each where there was no estimate)."""
-
-    num_answers: int = 0
-    num_expected_tokens: int = 0
-    num_tokens: int = 0
-
-
 class OutputReserve:
     """Expected answer lengths, corrected by the answers of the run.
 
@@ -43,15 +33,17 @@ class OutputReserve:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._estimated, self._unestimated = _Tally(), _Tally()
+        # Of finished answers, by whether there was no estimate; then the expected tokens are 1 each.
+        self._num_answers, self._num_expected_tokens, self._num_tokens = [0, 0], [0, 0], [0, 0]
 
     def book(self, sequence: Sequence) -> None:
         """Counts a finished answer."""
         if sequence.request.mode == "generate":
-            tally = self._tally(sequence.request)
-            tally.num_answers += 1
-            tally.num_expected_tokens += sequence.request.expected_output_tokens or 1
-            tally.num_tokens += sequence.num_output_tokens
+            estimate = sequence.request.expected_output_tokens
+            kind = estimate is None
+            self._num_answers[kind] += 1
+            self._num_expected_tokens[kind] += estimate or 1
+            self._num_tokens[kind] += sequence.num_output_tokens
 
     def num_tokens(self, sequence: Sequence) -> int:
         """Own tokens to reserve memory for: the known ones, and the share of those still expected."""
@@ -61,13 +53,10 @@ class OutputReserve:
 
     def _expected_tokens(self, request: Request) -> int:
         estimate = request.expected_output_tokens
-        tally = self._tally(request)
-        if request.mode != "generate" or tally.num_answers < _ANSWERS_FOR_AN_ESTIMATE:
+        kind = estimate is None
+        if request.mode != "generate" or self._num_answers[kind] < _ANSWERS_FOR_AN_ESTIMATE:
             return request.max_new_tokens if estimate is None else estimate
-        return math.ceil((estimate or 1) * tally.num_tokens / tally.num_expected_tokens)
-
-    def _tally(self, request: Request) -> _Tally:
-        return self._unestimated if request.expected_output_tokens is None else self._estimated
+        return math.ceil((estimate or 1) * self._num_tokens[kind] / self._num_expected_tokens[kind])
 
 
 class Admission:
@@ -77,7 +66,7 @@ class Admission:
 
     def __init__(self, pool: BlockPool, reserve: OutputReserve, swap: SwapSpace | None) -> None:
         self.pool = pool
-        self._reserve = reserve
+        self.reserve = reserve
         self._swap = swap
         self.cache = BlockCache(pool) if isinstance(pool, LruBlockPool) else None
         self._num_admitted = 0
@@ -88,9 +77,9 @@ class Admission:
 
     def fits_group(self, group: ScheduledGroup) -> bool:
         """Whether a group's prefix fits now together with its first request."""
-        num_missing = self._num_missing_blocks(group.sequences[0])
-        if group.node is not None:
-            num_missing += group.node.num_missing_blocks(self.pool)
+        num_missing, node = self._num_missing_blocks(group[0]), group[0].node
+        if node is not None:
+            num_missing += node.num_missing_blocks(self.pool)
         return num_missing <= self.pool.num_free
 
     def admit(self, sequence: Sequence) -> None:
@@ -99,9 +88,9 @@ class Admission:
         swap = self._swap if self._swap is not None and self._swap.holds(sequence) else None
         if self.cache is not None and swap is None:
             self.cache.reuse(sequence)
-        sequence.reserve(self.pool, self._reserve.num_tokens(sequence))
+        sequence.reserve(self.pool, self.reserve.num_tokens(sequence))
         if swap is not None:
-            swap.restore(sequence, self.pool.block_size)
+            swap.restore(sequence, self.pool)
         sequence.admission = self._num_admitted
         self._num_admitted += 1
         if sequence.node is not None:
@@ -112,7 +101,7 @@ class Admission:
         return self.pool.num_missing(sequence, num_tokens) <= self.pool.num_free
 
     def _num_missing_blocks(self, sequence: Sequence) -> int:
-        num_blocks = self.pool.num_missing(sequence, self._reserve.num_tokens(sequence))
+        num_blocks = self.pool.num_missing(sequence, self.reserve.num_tokens(sequence))
         if self.cache is not None and (self._swap is None or not self._swap.holds(sequence)):
             num_blocks -= self.cache.num_found_in_use(sequence)
         return num_blocks

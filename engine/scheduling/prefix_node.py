@@ -49,9 +49,13 @@ class PrefixNode:
         return len(self.block_ids) > 0
 
     @property
+    def num_uncomputed(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
     def is_complete(self) -> bool:
         """Whether the whole chain is computed: a node with blocks keeps its parents resident."""
-        return self.num_computed == len(self.token_ids) and (self.parent is None or self.parent.is_complete)
+        return self.num_uncomputed == 0 and (self.parent is None or self.parent.is_complete)
 
     def chain(self) -> list["PrefixNode"]:
         """From the root to this node."""
@@ -67,12 +71,12 @@ class PrefixNode:
 
     def next_to_compute(self) -> "PrefixNode":
         """The first node of a chain that is not complete."""
-        return next(node for node in self.chain() if node.num_computed < len(node.token_ids))
+        return next(node for node in self.chain() if node.num_uncomputed)
 
     def add_to(self, step: "Step") -> None:
         """Adds the chain's next tokens to a step, from the top; a node starts after the whole node above it."""
         for node in self.chain():
-            num_left = len(node.token_ids) - node.num_computed
+            num_left = node.num_uncomputed
             if num_left and node not in step.prefixes and step.room:
                 step.prefixes[node] = min(num_left, step.room)
                 step.room -= step.prefixes[node]
@@ -81,7 +85,7 @@ class PrefixNode:
 
     def is_complete_after(self, step: "Step") -> bool:
         """Whether the whole chain is computed once the step is."""
-        return all(node.num_computed + step.prefixes.get(node, 0) == len(node.token_ids) for node in self.chain())
+        return all(step.prefixes.get(node, 0) == node.num_uncomputed for node in self.chain())
 
     def acquire(self, pool: BlockPool) -> int:
         """Allocates blocks for every node of the chain that has none; returns the number of tokens they are for."""

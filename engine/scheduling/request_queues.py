@@ -5,11 +5,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from engine.config import EngineConfig, Order
-from engine.kv.block_pool import BlockPool
 from engine.scheduling.admission import Admission
 from engine.scheduling.policies.order import order_by_request
 from engine.scheduling.prefix_node import PrefixNode
-from engine.scheduling.sequence import ScheduledGroup, Sequence
+from engine.scheduling.sequence import ScheduledGroup, Sequence, expected_extra_tokens
 from engine.scheduling.step import Step
 
 
@@ -20,8 +19,14 @@ def order_groups(groups: Iterable[ScheduledGroup], order: Order) -> list[Schedul
     start early and their decode tokens share steps with prefill. The others: see `order_by_request`.
     """
     if order == "ratio":
-        return sorted(groups, key=lambda group: -group.decode_to_prefill_ratio)
+        return sorted(groups, key=lambda group: -_decode_to_prefill_ratio(group))
     return order_by_request(groups, order)
+
+
+def _decode_to_prefill_ratio(group: ScheduledGroup) -> float:
+    """Expected decode tokens of the group for each token of its prefill (BatchLLM Eq. 3, summed as in Eq. 4)."""
+    num_prefill = sum(sequence.num_suffix for sequence in group) + group[0].prefix_length
+    return sum(expected_extra_tokens(sequence.request) for sequence in group) / num_prefill
 
 
 class RequestQueues:
@@ -41,10 +46,7 @@ class RequestQueues:
 
     mixes_phases = True
 
-    def __init__(
-        self, groups: Iterable[ScheduledGroup], *, pool: BlockPool, config: EngineConfig, admission: Admission
-    ) -> None:
-        self._pool = pool
+    def __init__(self, groups: Iterable[ScheduledGroup], *, config: EngineConfig, admission: Admission) -> None:
         self._config = config
         self._admission = admission
         self._max_running = math.inf if config.max_running_requests == "memory" else config.max_running_requests
@@ -53,7 +55,7 @@ class RequestQueues:
         self.ready: deque[Sequence] = deque()
         self.prefilling: dict[Sequence, None] = {}
         self.decoding: dict[Sequence, None] = {}
-        self.num_unfinished = sum(len(group.sequences) for group in self.waiting_groups)
+        self.num_unfinished = sum(map(len, self.waiting_groups))
 
     @property
     def num_running(self) -> int:
@@ -73,7 +75,7 @@ class RequestQueues:
             if not self._admission.fits_group(self.waiting_groups[0]):
                 return
             group = self.waiting_groups.popleft()
-            self._start_prefix(group.node, group.sequences)
+            self._start_prefix(group[0].node, group)
 
     def release_computed_prefixes(self) -> None:
         """Moves the requests of prefixes that are complete now to `ready`."""
@@ -122,7 +124,7 @@ class RequestQueues:
 
     def _start_prefix(self, node: PrefixNode | None, waiting: Iterable[Sequence]) -> int:
         """Allocates a prefix's blocks, and queues its requests; returns the tokens that the new blocks are for."""
-        num_tokens = 0 if node is None else node.acquire(self._pool)
+        num_tokens = 0 if node is None else node.acquire(self._admission.pool)
         if node is None or node.is_complete:
             self.ready.extend(waiting)
         else:

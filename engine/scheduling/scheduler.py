@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from engine.completion import FinishReason
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.admission import Admission, OutputReserve
@@ -15,7 +16,7 @@ from engine.scheduling.policies.batching import BatchQueues
 from engine.scheduling.policies.preemption import SwapSpace, evict_idle_prefixes, make_room
 from engine.scheduling.request_queues import RequestQueues
 from engine.scheduling.sequence import ScheduledGroup, Sequence
-from engine.scheduling.step import Answered, Step, StepTokens
+from engine.scheduling.step import Step, StepTokens
 
 if TYPE_CHECKING:
     from engine.scheduling.prompt_lookup import PromptLookup
@@ -46,11 +47,10 @@ class Scheduler:
         self.config = config
         self.swap = swap
         self._lookup = lookup
-        self._reserve = OutputReserve(config.output_reserve)
-        self.admission = Admission(pool, self._reserve, swap)
+        self.admission = Admission(pool, OutputReserve(config.output_reserve), swap)
         has_batches = config.batching != "continuous" or config.prefill != "chunked"
         make_queues = BatchQueues if has_batches else RequestQueues
-        self.queues: RequestQueues = make_queues(groups, pool=pool, config=config, admission=self.admission)
+        self.queues: RequestQueues = make_queues(groups, config=config, admission=self.admission)
 
     @property
     def num_unfinished(self) -> int:
@@ -102,7 +102,7 @@ class Scheduler:
         decoding = self.queues.decoding
         for row, (sequence, place) in enumerate(step.sampled):
             is_last = place + 1 == len(sequence.own_token_ids)
-            if sequence.is_answered or is_last or sequence.num_guesses:
+            if sequence.finish_reason or is_last or sequence.num_guesses:
                 continue
             if place == sequence.length:  # else the step before was committed meanwhile and forced this token
                 sequence.own_token_ids[place] = -1 - row
@@ -118,15 +118,15 @@ class Scheduler:
                 else:
                     step.scored.append(sequence)
 
-    def commit(self, step: Step, tokens: StepTokens) -> list[Answered]:
+    def commit(self, step: Step, tokens: StepTokens) -> list[Sequence]:
         """Appends a step's tokens to their answers, and frees the memory of the answers that end. Steps are committed
         in the order in which they were scheduled. Returns the sequences that are answered now, then those that were
         killed when the step was scheduled."""
         if not step.is_advanced:
             self.advance(step)
-        answered = []
+        answered: list[Sequence] = []
         for row, ((sequence, place), token) in enumerate(zip(step.sampled, tokens.token_ids, strict=True)):
-            if sequence.is_answered or not sequence.num_known <= place <= sequence.num_computed:
+            if sequence.finish_reason or not sequence.num_known <= place <= sequence.num_computed:
                 continue  # answered already, or the row follows a wrong guess
             followers, reason = tokens.follow(row) if row in tokens.watched_rows else ((), None)
             has_late_row, length = sequence.num_computed > place, place + 1 + len(followers)
@@ -139,16 +139,16 @@ class Scheduler:
             if reason is None and length == len(sequence.own_token_ids):
                 reason = "length"
             if reason is not None:
-                sequence.length = length  # later tokens are dropped
-                answered.append(Answered(sequence=sequence, reason=reason, has_late_row=has_late_row))
-                self._reserve.book(sequence)
-                self.drop(sequence)
+                sequence.length, sequence.has_late_row = length, has_late_row  # later tokens are dropped
+                answered.append(sequence)
+                self.admission.reserve.book(sequence)
+                self.drop(sequence, reason)
         for sequence in step.scored:
             sequence.length = sequence.num_suffix
-            answered.append(Answered(sequence=sequence, reason="scored"))
-            self.drop(sequence)
+            answered.append(sequence)
+            self.drop(sequence, "scored")
         self.pool.free(step.left_block_ids)
-        return [*answered, *(Answered(sequence=sequence, reason="error") for sequence in step.killed)]
+        return [*answered, *step.killed]
 
     def _check_guess(self, step: Step, sequence: Sequence, place: int, token_id: int) -> None:
         """Sets own token `place`. Where it was guessed right, the step has written its KV already."""
@@ -207,7 +207,7 @@ class Scheduler:
                 step.decodes.append((sequence, num_tokens))
                 step.room -= num_tokens
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends a sequence: frees its KV, and the KV of prefixes that no other sequence needs."""
         self.queues.stop(sequence)
         self.queues.num_unfinished -= 1
@@ -216,4 +216,4 @@ class Scheduler:
             sequence.node.finish_user(self.pool)
         if self.admission.cache is not None:
             self.admission.cache.forget(sequence)
-        sequence.is_answered = True
+        sequence.finish_reason = reason

@@ -1,11 +1,11 @@
 """A prompt being answered: its tokens beyond the shared prefix, its KV blocks, its progress; and groups of these."""
 
-from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.completion import FinishReason
 from engine.kernels import cdiv
 from engine.kv.block_pool import NO_BLOCKS, BlockPool
 from engine.request import Request
@@ -37,7 +37,8 @@ class Sequence:
         num_reused: own prompt tokens whose blocks were in a `BlockCache`; all of them until something is computed.
         error: why its answer cannot be completed; None where it can.
         is_watched: each of its tokens may end the answer or force the tokens that follow, so each is examined.
-        is_answered: finished or killed; results of its rows still in flight are dropped.
+        finish_reason: None until it is answered or killed; then results of its rows still in flight are dropped.
+        has_late_row: the step in flight when it was answered still computes a row of it.
         label: index of the label of several tokens being scored; -1 until the prompt is computed.
         first_scores, tail_sums: of each label, the logit of its first token, and the sum of the natural-log
             probabilities of its other tokens that are scored so far.
@@ -62,7 +63,8 @@ class Sequence:
     num_reused: int = field(init=False)
     error: str | None = None
     is_watched: bool = field(init=False)
-    is_answered: bool = False
+    finish_reason: FinishReason | None = None
+    has_late_row: bool = False
     label: int = -1
     first_scores: npt.NDArray[np.float64] = field(init=False)
     tail_sums: npt.NDArray[np.float64] = field(init=False)
@@ -153,18 +155,8 @@ class Sequence:
             self.length = self.num_known = self.num_suffix
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ScheduledGroup:
-    """Distinct prompts below one prefix node; None where nothing is shared."""
-
-    node: PrefixNode | None
-    sequences: Sequences[Sequence]
-
-    @property
-    def decode_to_prefill_ratio(self) -> float:
-        """Expected decode tokens of the group for each token of its prefill (BatchLLM Eq. 3, summed as in Eq. 4)."""
-        num_prefill = sum(s.num_suffix for s in self.sequences) + (self.node.end if self.node is not None else 0)
-        return sum(expected_extra_tokens(s.request) for s in self.sequences) / num_prefill
+ScheduledGroup = list[Sequence]
+"""One or more distinct prompts with the same prefix node; a prompt without one is a group of its own."""
 
 
 def most_extra_tokens(request: Request) -> int:

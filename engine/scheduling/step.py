@@ -156,13 +156,3 @@ class StepTokens:
     token_ids: Sequences[int]
     watched_rows: Container[int]
     follow: Callable[[int], tuple[Sequences[int], FinishReason | None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Answered:
-    """A sequence that is answered, or ended with an error because its memory was taken. With a late row, the step in
-    flight still computes a row of the sequence, whose result is dropped."""
-
-    sequence: Sequence
-    reason: FinishReason
-    has_late_row: bool = False

@@ -64,6 +64,16 @@ class WindowedPool(BlockPool):
         """Frees the blocks of a table, or single ones."""
         super().free(np.unique(block_ids[block_ids != _GONE]))
 
+    def written_blocks(self, sequence: Sequence) -> Blocks:
+        """The blocks of each table in turn."""
+        end = cdiv(sequence.num_computed, self.block_size)
+        return np.concatenate(
+            [
+                sequence.block_ids[first_block(sequence.num_computed, window, self.block_size) : end, column]
+                for column, window in enumerate(self._windows)
+            ]
+        )
+
     def leave(self, step: Step) -> Blocks:
         """Removes blocks that no later row sees from the tables of the step's prompts; returns them, still in use."""
         left = [np.empty(0, dtype=np.int32)]
@@ -114,21 +124,6 @@ class WindowedPool(BlockPool):
             else:
                 most = min(most, _MOST_FREE_TOKENS if thinking is None else 1 + len(thinking.closing))
         return cdiv(window - 1 + most, self.block_size) + 1
-
-
-def written_blocks(sequence: Sequence, windows: tuple[int, ...], block_size: int) -> Blocks:
-    """The blocks with the part of a sequence's computed KV that later rows see, table by table.
-
-    Args:
-        windows: of each block table, the positions that a row sees; 0: all.
-    """
-    end = cdiv(sequence.num_computed, block_size)
-    return np.concatenate(
-        [
-            sequence.block_ids[first_block(sequence.num_computed, window, block_size) : end, column]
-            for column, window in enumerate(windows)
-        ]
-    )
 
 
 def _span(table: Blocks) -> tuple[int, int]:

@@ -110,18 +110,6 @@ def match_device(product: str, memory_bytes: int) -> Device | None:
     return next((device for device in named if abs(memory_bytes / device.memory_bytes - 1) < 0.1), None)
 
 
-def predicted_kv_bytes(
-    memory_bytes: int, weight_bytes: int, *, memory_fraction: float, most_bytes: int | None = None
-) -> int:
-    """KV memory for a budget of "auto": a share of the memory without the weights, 0 where these do not fit.
-
-    Args:
-        most_bytes: an upper bound, which the engine has on a CPU; None for none.
-    """
-    budget_bytes = max(0, int(memory_fraction * (memory_bytes - weight_bytes)))
-    return budget_bytes if most_bytes is None else min(budget_bytes, most_bytes)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
     """Counts of one step.
@@ -141,19 +129,12 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Seconds of one step for computation, for memory traffic, and for the host's launches. Without `overlaps_host`,
-    host and device work one after the other."""
+    """Seconds of one step for computation, for memory traffic, for the host's launches, and together."""
 
     compute_s: float
     memory_s: float
     host_s: float
-    overlaps_host: bool
-
-    @property
-    def seconds(self) -> float:
-        """Predicted for the step."""
-        device_s = max(self.compute_s, self.memory_s)
-        return max(device_s, self.host_s) if self.overlaps_host else device_s + self.host_s
+    seconds: float
 
 
 class Roofline:
@@ -161,11 +142,8 @@ class Roofline:
 
     def __init__(self, shape: ModelShape, device: Device, dtype: str) -> None:
         """Raises `ConfigError` where the device has no rate for `dtype`."""
-        self._shape = shape
+        self._shape, self._device = shape, device
         self._flops_per_second = device.flops_per_second(dtype)
-        self._bytes_per_second = device.bytes_per_second
-        self._host_s = shape.num_layers * device.host_s_per_layer
-        self._overlaps_host = device.overlaps_host
 
     @property
     def window_shares(self) -> list[tuple[int, float]]:
@@ -186,9 +164,9 @@ class Roofline:
         return num_bytes + (work.num_kv_tokens_read + work.num_rows) * shape.kv_bytes_per_token
 
     def cost(self, work: StepWork) -> StepCost:
-        return StepCost(
-            compute_s=self.count_flops(work) / self._flops_per_second,
-            memory_s=self.count_bytes(work) / self._bytes_per_second,
-            host_s=self._host_s,
-            overlaps_host=self._overlaps_host,
-        )
+        """The cost of a step; host and device work one after the other unless the device overlaps the host."""
+        compute_s = self.count_flops(work) / self._flops_per_second
+        memory_s = self.count_bytes(work) / self._device.bytes_per_second
+        host_s, device_s = self._shape.num_layers * self._device.host_s_per_layer, max(compute_s, memory_s)
+        seconds = max(device_s, host_s) if self._device.overlaps_host else device_s + host_s
+        return StepCost(compute_s=compute_s, memory_s=memory_s, host_s=host_s, seconds=seconds)

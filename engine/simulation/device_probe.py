@@ -17,30 +17,21 @@ _MEASURE_SECONDS = 0.3
 
 
 def probe_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
-    """The table's entry for this GPU, if there is one; else the device measured for a model's sizes.
-
-    Args:
-        shape, dtype: the sizes of the measured products, and the name of their number format, as in torch.
-    """
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        known = match_device(properties.name, properties.total_memory)
-        if known is not None:
-            return known
-    return measure_device(device, shape, dtype)
-
-
-def measure_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
-    """Measures a device in one number format, each rate once in a process; the efficiencies are assumptions.
+    """The table's entry for this GPU, if there is one; else the device measured in one number format, each rate once in
+    a process. The efficiencies are assumptions.
 
     Those of a CPU, three quarters of a product's rate and 0.4 ms per layer, fit steps of SmolLM2-135M: prompts and
     answers, two and 32 at a time, in float32, bfloat16 and with quantized weights, on a Xeon with AMX. memory_bytes of
     a CPU is the memory that is free now within the cgroup's limit.
 
     Args:
-        shape, dtype: as for `probe_device`.
+        shape, dtype: the sizes of the measured products, and the name of their number format, as in torch.
     """
     is_cpu = device.type == "cpu"
+    if not is_cpu:
+        properties = torch.cuda.get_device_properties(device)
+        if (known := match_device(properties.name, properties.total_memory)) is not None:
+            return known
     kind = find_dtype("fp8", device) if dtype == "fp8" else getattr(torch, dtype)
     num_threads = torch.get_num_threads()
     title = f"this machine's CPU, {num_threads} threads"

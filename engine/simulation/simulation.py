@@ -80,7 +80,7 @@ def simulate_plan(
         schedule_groups(requests, groups, oversized, config),
         pool=pool,
         config=config,
-        swap=SwapSpace(None, num_kv_blocks, windows) if config.preemption == "swap" else None,
+        swap=SwapSpace(None, num_kv_blocks) if config.preemption == "swap" else None,
     )
     number, window_shares = 0, roofline.window_shares
     while scheduler.num_unfinished:

@@ -13,8 +13,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.placement import resolve_device, use_device
-from engine.disaggregation.prefill_client import start_worker
-from engine.disaggregation.worker_line import WorkerLine, WorkerStep
+from engine.disaggregation.worker_line import WorkerLine, start_worker
 from engine.errors import BatchloomError, OutOfMemoryError, PrefillWorkerError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.model.shard import Shard
@@ -51,15 +50,11 @@ class Ranks(Shard):
         self._has_failed = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="batchloom-ranks-")
         meeting_file = Path(self._folder.name) / "ranks"
-        arguments = (str(self.size), str(meeting_file))
-        self._workers = [
-            start_worker("engine.shard_worker", num_bytes=2, arguments=(str(rank), *arguments))
-            for rank in range(1, self.size)
-        ]
+        self._workers = [start_worker(num_bytes=2) for _ in range(1, self.size)]
         self._readers: list[threading.Thread] = []
         with self.watched():
             for rank, (line, _) in enumerate(self._workers, 1):
-                line.send([model, replace(config, device=devices[rank])])
+                line.send([model, replace(config, device=devices[rank]), rank, str(meeting_file)])
                 self._take_ready(rank, line)
                 reader = threading.Thread(target=self._read, args=(rank, line), daemon=True)
                 reader.start()
@@ -68,7 +63,7 @@ class Ranks(Shard):
 
     def send(self, batch: TokenBatch) -> None:
         for line, _ in self._workers:
-            line.send(WorkerStep(batch=batch))
+            line.send(batch)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import Dtype, EngineConfig
+from engine.device.free_memory import MOST_CPU_KV_BYTES
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ConfigError
 from engine.model.loading.checkpoint import is_quantized, read_json
 from engine.model.model_shape import ModelShape
 from engine.planning.group import PrefixGroup
 from engine.request import Request
-from engine.simulation.device import DEVICES, Device, Roofline, predicted_kv_bytes
+from engine.simulation.device import DEVICES, Device, Roofline
 from engine.simulation.simulation import SimulationSummary, simulate_plan, summarize_steps
 from engine.simulation.step_tokens import resolve_step_tokens
 
@@ -25,25 +26,21 @@ _MEASURED = ("auto", "cpu", "cuda")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """The device for which a run is predicted, with the model on it. `dtype` is that of computation, KV and weights
-    that are not quantized (the shape's value_bytes is its size); `most_kv_bytes` bounds a KV budget of "auto", None for
-    no bound."""
+    that are not quantized (the shape's value_bytes is its size)."""
 
     device: Device
     dtype: str
     shape: ModelShape
-    most_kv_bytes: int | None
 
     def kv_bytes(self, config: EngineConfig) -> int:
         """Memory for KV. Raises `CapacityError` if the budget does not fit beside the weights, or is too small for one
         block."""
         memory_bytes, weight_bytes = self.device.memory_bytes, self.shape.weight_bytes
-        kv_bytes = config.kv_memory_bytes
-        if kv_bytes == "auto":
-            kv_bytes = predicted_kv_bytes(
-                memory_bytes, weight_bytes, memory_fraction=config.memory_fraction, most_bytes=self.most_kv_bytes
-            )
+        if config.kv_memory_bytes == "auto":
+            most_bytes = MOST_CPU_KV_BYTES if self.device.name == "cpu" else memory_bytes
+            kv_bytes = min(max(0, int(config.memory_fraction * (memory_bytes - weight_bytes))), most_bytes)
         else:
-            kv_bytes *= config.tensor_parallel_size  # of each GPU
+            kv_bytes = config.kv_memory_bytes * config.tensor_parallel_size  # of each GPU
         if not config.block_size * self.shape.kv_bytes_per_token <= kv_bytes <= memory_bytes - weight_bytes:
             raise CapacityError(
                 f"device {self.device.name!r} has {_gigabytes(memory_bytes)} of memory, the weights take "
@@ -93,14 +90,12 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
     """
     if name.lower() not in (*DEVICES, *_MEASURED):
         raise ConfigError(f"no device {name!r}; there are {', '.join((*DEVICES, *_MEASURED))}")
-    kind, most_kv_bytes = name.lower(), None
-    values = read_json(checkpoint / "config.json")
+    kind, values = name.lower(), read_json(checkpoint / "config.json")
     if kind in DEVICES:
         device = DEVICES[kind]
         dtype = next(iter(device.peak_flops)) if config.dtype == "auto" else config.dtype
         shape = ModelShape.from_config(values, dtype=dtype)
     else:
-        from engine.device.free_memory import MOST_CPU_KV_BYTES
         from engine.simulation.device_probe import probe_device  # needs torch; devices of the table do not
 
         here = resolve_device(kind)
@@ -108,13 +103,11 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
         dtype = computed or dtype_name(find_dtype(config.dtype, here))
         shape = replace(ModelShape.from_config(values, dtype=dtype), quantized_bytes=quantized_bytes)
         device = probe_device(here, shape, dtype)
-        if device.name == "cpu":
-            most_kv_bytes = MOST_CPU_KV_BYTES
-            if num_on_host > 1:  # its memory is not divided: the engine settings do that
-                device = _scale(device, f"{device.title}, divided by {num_on_host} engines", 1 / num_on_host)
+        if device.name == "cpu" and num_on_host > 1:  # its memory is not divided: the engine settings do that
+            device = _scale(device, f"{device.title}, divided by {num_on_host} engines", 1 / num_on_host)
     if (size := config.tensor_parallel_size) > 1 and device.name != "cpu":  # communication is not counted
         device = replace(_scale(device, f"{size} of {device.title}", size), memory_bytes=device.memory_bytes * size)
-    return Hardware(device=device, dtype=dtype, shape=shape, most_kv_bytes=most_kv_bytes)
+    return Hardware(device=device, dtype=dtype, shape=shape)
 
 
 def _quantized_bytes(checkpoint: Path, config: EngineConfig, device: "torch.device") -> "tuple[float, Dtype | None]":

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Iterator
 
-from engine.config import Batching
+from engine.config import EngineConfig
 from engine.scheduling.policies.packing import add_packed
 from engine.scheduling.request_queues import RequestQueues
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
 
 
-def admission_window_tokens(batching: Batching, *, is_idle: bool, max_num_batched_tokens: int) -> float:
+def admission_window_tokens(config: EngineConfig, *, is_idle: bool) -> float:
     """Prompt tokens that may start together now, as far as memory and `max_running_requests` allow; 0 for none.
 
     "continuous"
@@ -20,15 +20,12 @@ def admission_window_tokens(batching: Batching, *, is_idle: bool, max_num_batche
     "dynamic"
         as "static", but a batch is limited by a window, too. A server's window is a time in which requests arrive;
         offline all of them have arrived, so the window is the prompt tokens of one step.
-
-    Args:
-        is_idle: whether no request runs.
     """
-    if batching == "continuous":
+    if config.batching == "continuous":
         return math.inf
     if not is_idle:
         return 0
-    return math.inf if batching == "static" else max_num_batched_tokens
+    return math.inf if config.batching == "static" else config.step_tokens
 
 
 class BatchQueues(RequestQueues):
@@ -43,17 +40,15 @@ class BatchQueues(RequestQueues):
 
     def _start_batch(self) -> None:
         """Admits as many requests as may start together, whether their prefix is computed yet or not."""
-        most_tokens, is_idle = self._config.step_tokens, self.num_running == 0
-        window = admission_window_tokens(self._config.batching, is_idle=is_idle, max_num_batched_tokens=most_tokens)
-        window = self._admit_window(window)
+        window = self._admit_window(admission_window_tokens(self._config, is_idle=self.num_running == 0))
         while window > 0 and self.waiting_groups and self.has_free_place:
             if not self._admission.fits_group(self.waiting_groups[0]):
                 return
             group = self.waiting_groups.popleft()
-            window -= self._start_prefix(group.node, ())
-            self._admit(group.sequences[0])
-            window -= group.sequences[0].num_uncomputed
-            self.ready.extend(group.sequences[1:])
+            window -= self._start_prefix(group[0].node, ())
+            self._admit(group[0])
+            window -= group[0].num_uncomputed
+            self.ready.extend(group[1:])
             window = self._admit_window(window)
 
     def _add_batch_prefills(self, step: Step) -> None:
@@ -65,7 +60,7 @@ class BatchQueues(RequestQueues):
                 node.add_to(step)
         else:
             tops = dict.fromkeys(node.next_to_compute() for node in self.prefixes)
-            add_packed(step, [*self._ready_prompts(), *tops], self._config.packing, self._pool.num_blocks)
+            add_packed(step, [*self._ready_prompts(), *tops], self._config.packing, self._admission.pool.num_blocks)
 
     def _admit_window(self, window: float) -> float:
         """Admits ready requests while the window has tokens left; returns the rest, 0 where memory runs out."""

@@ -1,7 +1,6 @@
 """Orders in which groups start, and requests within a group, besides "ratio"."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from engine.config import Order
 from engine.scheduling.sequence import ScheduledGroup, Sequence, expected_extra_tokens
@@ -18,13 +17,13 @@ def order_by_request(groups: Iterable[ScheduledGroup], order: Order) -> list[Sch
         larger `Request.priority` first, a group by its largest; then first come, first served.
     """
     by = _REQUEST_KEYS[order]
-    arranged = [replace(group, sequences=sorted(group.sequences, key=by)) for group in groups]
-    return sorted(arranged, key=_mean_length if order == "sjf" else lambda group: by(group.sequences[0]))
+    arranged = [sorted(group, key=by) for group in groups]
+    return sorted(arranged, key=_mean_length if order == "sjf" else lambda group: by(group[0]))
 
 
 def _mean_length(group: ScheduledGroup) -> tuple[float, int]:
-    lengths = [expected_extra_tokens(sequence.request) for sequence in group.sequences]
-    return sum(lengths) / len(lengths), min(sequence.owners[0] for sequence in group.sequences)
+    lengths = [expected_extra_tokens(sequence.request) for sequence in group]
+    return sum(lengths) / len(lengths), min(sequence.owners[0] for sequence in group)
 
 
 _REQUEST_KEYS: dict[Order, Callable[[Sequence], tuple[int, ...]]] = {

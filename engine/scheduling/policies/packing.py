@@ -76,10 +76,7 @@ def add_packed(step: "Step", prompts: Sequences[Sequence | PrefixNode], packing:
         prompts: those that could be computed now, in the order of their admission.
         pad_block_id: KV block that padding is written to.
     """
-    lengths = [
-        prompt.num_uncomputed if isinstance(prompt, Sequence) else len(prompt.token_ids) - prompt.num_computed
-        for prompt in prompts
-    ]
+    lengths = [prompt.num_uncomputed for prompt in prompts]
     taken = PACKINGS[packing](lengths, step.room)
     for index in taken:
         prompt = prompts[index]

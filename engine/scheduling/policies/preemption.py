@@ -11,18 +11,16 @@ The running request that was admitted last is preempted. Idle prefixes are evict
 """
 
 from collections import defaultdict, deque
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
-from engine.kernels import cdiv
+from engine.kv.block_pool import BlockPool
 from engine.scheduling.prefix_node import PrefixNode
-from engine.scheduling.sequence import ScheduledGroup, Sequence
+from engine.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
-    from engine.kv.block_copies import BlockCopies
+    from engine.kv.kv_cache import KVCache
     from engine.scheduling.scheduler import Scheduler
     from engine.scheduling.step import Step
 
@@ -44,10 +42,10 @@ def _preempt(scheduler: "Scheduler", sequence: Sequence, step: "Step") -> None:
     step.num_preempted += 1
     if scheduler.config.preemption == "kill" and queues.num_running > 1:
         step.killed.append(sequence)
-        scheduler.drop(sequence)
+        scheduler.drop(sequence, "error")
         queues.prefixes = {node: waiting for node, waiting in queues.prefixes.items() if node.holds_blocks}
         return
-    if scheduler.swap is not None and scheduler.swap.save(sequence, scheduler.config.block_size):
+    if scheduler.swap is not None and scheduler.swap.save(sequence, scheduler.pool):
         sequence.free_blocks(scheduler.pool)
     else:
         sequence.release(scheduler.pool)
@@ -61,10 +59,9 @@ def evict_idle_prefixes(scheduler: "Scheduler") -> None:
     queued: defaultdict[PrefixNode | None, list[Sequence]] = defaultdict(list)
     for sequence in queues.ready:
         queued[sequence.node].append(sequence)
-    groups = [ScheduledGroup(node=node, sequences=found) for node, found in (*queued.items(), *queues.prefixes.items())]
-    groups += queues.waiting_groups
-    kept = set(groups[0].node.chain()) if groups[0].node is not None else set()
-    nodes = {node for group in groups if group.node is not None for node in group.node.chain()}
+    groups = [*queued.values(), *queues.prefixes.values(), *queues.waiting_groups]
+    chains = [group[0].node.chain() if group[0].node is not None else [] for group in groups]
+    kept, nodes = set(chains[0]), set(chain.from_iterable(chains))
     for node in sorted(nodes - kept, key=lambda node: -node.start):
         node.release(scheduler.pool)
     queues.ready.clear()
@@ -73,13 +70,11 @@ def evict_idle_prefixes(scheduler: "Scheduler") -> None:
 
 
 class SwapSpace:
-    """Own KV of preempted requests, in host memory, for at most `num_blocks` blocks, which `copies` reads and writes;
-    None in a simulation, whose KV memory has no contents. With 0 blocks it keeps nothing, and all KV is recomputed.
-    `windows` are those of each block table (`KVLayout`)."""
+    """Own KV of preempted requests, in host memory, for at most `num_blocks` blocks of `cache`; None in a simulation,
+    whose KV memory has no contents. With 0 blocks it keeps nothing, and all KV is recomputed."""
 
-    def __init__(self, copies: "BlockCopies | None", num_blocks: int, windows: tuple[int, ...] = (0,)) -> None:
-        self._copies = copies
-        self._windows = windows
+    def __init__(self, cache: "KVCache | None", num_blocks: int) -> None:
+        self._cache = cache
         self._kept: dict[Sequence, Any] = {}
         self.num_blocks = num_blocks
         self.num_used = 0
@@ -87,26 +82,19 @@ class SwapSpace:
     def holds(self, sequence: Sequence) -> bool:
         return sequence in self._kept
 
-    def save(self, sequence: Sequence, block_size: int) -> bool:
+    def save(self, sequence: Sequence, pool: BlockPool) -> bool:
         """Copies a sequence's computed own KV, if the copy fits; returns whether it did."""
-        block_ids = self._written_blocks(sequence, block_size)
+        block_ids = pool.written_blocks(sequence)
         if not 0 < len(block_ids) <= self.num_blocks - self.num_used:
             return False
-        self._kept[sequence] = None if self._copies is None else self._copies.read_blocks(block_ids)
+        self._kept[sequence] = None if self._cache is None else self._cache.read_blocks(block_ids)
         self.num_used += len(block_ids)
         return True
 
-    def restore(self, sequence: Sequence, block_size: int) -> None:
+    def restore(self, sequence: Sequence, pool: BlockPool) -> None:
         """Writes a sequence's KV into its blocks, and drops the copy."""
-        block_ids = self._written_blocks(sequence, block_size)
+        block_ids = pool.written_blocks(sequence)
         kept = self._kept.pop(sequence)
-        if self._copies is not None:
-            self._copies.write_blocks(block_ids, kept)
+        if self._cache is not None:
+            self._cache.write_blocks(block_ids, kept)
         self.num_used -= len(block_ids)
-
-    def _written_blocks(self, sequence: Sequence, block_size: int) -> npt.NDArray[np.int32]:
-        if not any(self._windows):
-            return sequence.block_ids[: cdiv(sequence.num_computed, block_size)]
-        from engine.scheduling.windowed_pool import written_blocks
-
-        return written_blocks(sequence, self._windows, block_size)

@@ -40,7 +40,7 @@ def schedule_groups(
     block_size, sharing = config.block_size, config.sharing
     if sharing in ("lru", "none"):
         return [
-            ScheduledGroup(node=None, sequences=[Sequence(request=request, owners=(index,), node=None)])
+            [Sequence(request=request, owners=(index,), node=None)]
             for index, request in enumerate(requests)
             if index not in skipped
         ]
@@ -60,8 +60,7 @@ def schedule_groups(
             node = make_node(parent=base, token_ids=group.prefix[num_covered:end], start=num_covered)
         # Of its owners, the request of the highest priority is computed.
         urgent = [max((requests[owner] for owner in owners), key=attrgetter("priority")) for owners in answers]
-        sequences = [Sequence(request=r, owners=o, node=node) for r, o in zip(urgent, answers, strict=True)]
-        scheduled.append(ScheduledGroup(node=node, sequences=sequences))
+        scheduled.append([Sequence(request=r, owners=o, node=node) for r, o in zip(urgent, answers, strict=True)])
     return scheduled
 
 

@@ -130,11 +130,11 @@ def test_each_token_is_computed_from_kv_that_is_there(
         assert pool.num_used <= pool.num_blocks
         assert not (step.decodes and (step.suffixes or step.prefixes))
         for found in answered:
-            ended += found.sequence.owners
-            if found.reason == "error":
-                assert found.sequence in step.killed
+            ended += found.owners
+            if found.finish_reason == "error":
+                assert found in step.killed
                 continue
-            said = answer_without_end(prompts[found.sequence.owners[0]], next_token, windows)
-            assert found.sequence.output_token_ids == list(islice(said, found.sequence.request.max_new_tokens))
+            said = answer_without_end(prompts[found.owners[0]], next_token, windows)
+            assert found.output_token_ids == list(islice(said, found.request.max_new_tokens))
     assert sorted(ended) == list(range(len(requests)))
     assert pool.num_used == 0

@@ -141,7 +141,7 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
     pool, model = make_pool(config, num_blocks, tables), HashModel(num_blocks, windows)
     poison_freed_blocks(pool, model)
     groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
-    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
+    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0)
     sampler = ConstrainedSampler(model, None)  # type: ignore[arg-type]
     lookup = EagerLookup(sampler) if guesses else None
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
@@ -153,13 +153,13 @@ def test_constrained_answers_are_those_of_a_model_asked_token_by_token(
             num_tokens = sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())
             assert num_tokens <= config.max_num_batched_tokens
         for found in answered:
-            ended += found.sequence.owners
-            if found.reason == "error":
-                assert found.sequence in step.killed
+            ended += found.owners
+            if found.finish_reason == "error":
+                assert found in step.killed
                 continue
-            said, request = found.sequence.output_token_ids, found.sequence.request
+            said, request = found.output_token_ids, found.request
             assert said == answer(request, windows)
-            assert (found.reason == "eos") == (said[-1] == EOS)
+            assert (found.finish_reason == "eos") == (said[-1] == EOS)
     assert sorted(ended) == list(range(len(requests)))
     assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0
 

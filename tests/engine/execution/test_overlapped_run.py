@@ -153,7 +153,7 @@ def run(
     pool, model = make_pool(config, num_blocks, tables), HashModel(num_blocks, num_words, windows)
     poison_freed_blocks(pool, model)
     groups = schedule_groups(requests, plan_prefix_groups([r.token_ids for r in requests]), (), config)
-    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0, tables)
+    swap = SwapSpace(model, num_swap_blocks if config.preemption == "swap" else 0)
     sampler = TokenSampler(model, spell)  # type: ignore[arg-type]
     lookup = EagerLookup(sampler) if guesses else None
     scheduler = Scheduler(groups, pool=pool, config=config, swap=swap, lookup=lookup)
@@ -167,18 +167,18 @@ def run(
         assert sum(count for _, count in step.decodes) <= config.max_num_batched_tokens
         found.num_guessed_tokens += step.num_guessed_tokens
         found.num_right_tokens += step.num_right_tokens
-        assert [answered.sequence for answered in ends if answered.reason == "error"] == step.killed
+        assert [answered for answered in ends if answered.finish_reason == "error"] == step.killed
         for answered in ends:
-            assert answered.sequence not in ended, "answered twice"
-            ended.add(answered.sequence)
+            assert answered not in ended, "answered twice"
+            ended.add(answered)
             assert overlaps or not answered.has_late_row
-            if answered.reason == "error":
+            if answered.finish_reason == "error":
                 continue
-            scores = (answered.sequence.first_scores + answered.sequence.tail_sums).tolist()
-            tokens = answered.sequence.output_token_ids
-            for owner in answered.sequence.owners:
+            scores = (answered.first_scores + answered.tail_sums).tolist()
+            reason, tokens = answered.finish_reason, answered.output_token_ids
+            for owner in answered.owners:
                 assert owner not in found.answers
-                found.answers[owner] = (answered.reason, scores if answered.reason == "scored" else tokens)
+                found.answers[owner] = (reason, scores if reason == "scored" else tokens)
         found.killed |= {owner for sequence in step.killed for owner in sequence.owners}
     assert sorted([*found.answers, *found.killed]) == list(range(len(requests)))
     assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0

@@ -139,8 +139,8 @@ def num_scheduled_tokens(sequences: Sequence[Prompt], block_size: int | None) ->
     requests = [Request(request_id=str(number), token_ids=prompt) for number, prompt in enumerate(sequences)]
     config = EngineConfig(block_size=block_size or 1, sharing="path" if block_size else "group")
     scheduled = schedule_groups(requests, groups, (), config)
-    nodes = {node for group in scheduled if group.node is not None for node in group.node.chain()}
-    suffixes = [sequence.num_suffix for group in scheduled for sequence in group.sequences]
+    nodes = {node for group in scheduled if group[0].node is not None for node in group[0].node.chain()}
+    suffixes = [sequence.num_suffix for group in scheduled for sequence in group]
     return sum(len(node.token_ids) for node in nodes) + sum(suffixes)
 
 

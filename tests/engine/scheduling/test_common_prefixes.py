@@ -28,7 +28,7 @@ def requests_of(prompts: list[Prompt]) -> list[Request]:
 
 def chains_of(prompts: list[Prompt], groups: list[PrefixGroup], block_size: int) -> list[list[PrefixNode]]:
     scheduled = schedule_groups(requests_of(prompts), groups, (), EngineConfig(block_size=block_size))
-    return [group.node.chain() if group.node is not None else [] for group in scheduled]
+    return [group[0].node.chain() if group[0].node is not None else [] for group in scheduled]
 
 
 def common_ends(groups: list[PrefixGroup], block_size: int) -> list[list[int]]:
@@ -117,8 +117,8 @@ def test_a_group_that_is_skipped_leaves_no_node() -> None:
         scheduled = schedule_groups(
             requests_of(prompts), plan_prefix_groups(prompts), skipped, EngineConfig(block_size=4)
         )
-        users = Counter(id(group.node) for group in scheduled for _ in group.sequences)
-        nodes = {id(node): node for group in scheduled if group.node is not None for node in group.node.chain()}
+        users = Counter(id(sequence.node) for group in scheduled for sequence in group)
+        nodes = {id(node): node for (first, *_) in scheduled if first.node is not None for node in first.node.chain()}
         users.update(id(node.parent) for node in nodes.values() if node.parent is not None)
         assert {key: node.num_unfinished for key, node in nodes.items()} == users
 

@@ -81,18 +81,18 @@ def config_of(sharing: Any) -> EngineConfig:
 def test_groups_start_in_order(order: str, by_group: list[tuple[int, ...]], one_by_one: list[int]) -> None:
     requests, groups = three_groups()
     grouped = order_groups(schedule_groups(requests, groups, (), config_of("path")), order)  # type: ignore[arg-type]
-    assert [tuple(s.owners[0] for s in group.sequences) for group in grouped] == by_group
-    assert {s.owners for group in grouped for s in group.sequences} == {(0,), (1, 5), (2,), (3,), (4,)}
+    assert [tuple(s.owners[0] for s in group) for group in grouped] == by_group
+    assert {s.owners for group in grouped for s in group} == {(0,), (1, 5), (2,), (3,), (4,)}
     for sharing in ("none", "lru"):
         alone = order_groups(schedule_groups(requests, groups, (), config_of(sharing)), order)  # type: ignore[arg-type]
-        assert [s.owners[0] for group in alone for s in group.sequences] == one_by_one
+        assert [s.owners[0] for group in alone for s in group] == one_by_one
 
 
 def test_what_is_skipped_is_in_no_group() -> None:
     requests, groups = three_groups()
     for sharing in ("path", "group", "lru", "none"):
         scheduled = schedule_groups(requests, groups, {0, 5}, config_of(sharing))
-        assert sorted(s.owners for group in scheduled for s in group.sequences) == [(1,), (2,), (3,), (4,)]
+        assert sorted(s.owners for group in scheduled for s in group) == [(1,), (2,), (3,), (4,)]
 
 
 def test_a_single_level_shares_no_runs_above_groups() -> None:
@@ -101,8 +101,8 @@ def test_a_single_level_shares_no_runs_above_groups() -> None:
     groups = plan_prefix_groups(prompts)
     for sharing, lengths in (("path", [12, 8]), ("group", [20])):
         for group in schedule_groups(requests, groups, (), config_of(sharing)):
-            assert group.node is not None
-            assert [len(node.token_ids) for node in group.node.chain()] == lengths
+            assert group[0].node is not None
+            assert [len(node.token_ids) for node in group[0].node.chain()] == lengths
 
 
 def answer(estimate: int | None, num_output_tokens: int = 0, max_new_tokens: int = 101) -> Sequence:
@@ -135,11 +135,9 @@ def test_the_reserve_learns_from_answers() -> None:
 
 
 def test_a_batch_starts_when_the_one_before_is_done() -> None:
-    def windows(batching: str) -> list[float]:
-        return [
-            admission_window_tokens(batching, is_idle=is_idle, max_num_batched_tokens=64)  # type: ignore[arg-type]
-            for is_idle in (True, False)
-        ]
+    def windows(batching: Any) -> list[float]:
+        config = EngineConfig(batching=batching, max_num_batched_tokens=64)
+        return [admission_window_tokens(config, is_idle=is_idle) for is_idle in (True, False)]
 
     assert windows("continuous") == [float("inf"), float("inf")]
     assert windows("static") == [float("inf"), 0]

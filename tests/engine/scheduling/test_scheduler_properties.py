@@ -75,7 +75,7 @@ def test_a_run_ends_within_its_limits_and_leaks_nothing(
     swap = SwapSpace(CountedStore(), num_swap_blocks if config.preemption == "swap" else 0)
     groups = plan_prefix_groups([r.token_ids for r in requests], method=method)
     scheduled = schedule_groups(requests, groups, (), config)
-    sequences = [sequence for group in scheduled for sequence in group.sequences]
+    sequences = [sequence for group in scheduled for sequence in group]
     lengths = {s: rng.randint(1, s.request.max_new_tokens) for s in sequences}
     scheduler = Scheduler(scheduled, pool=pool, config=config, swap=swap)
     batches = BatchWatch(config)
@@ -92,12 +92,12 @@ def test_a_run_ends_within_its_limits_and_leaks_nothing(
         counts = [count for _, count in (*step.decodes, *step.suffixes)] + list(step.prefixes.values())
         assert batch.attention.num_rows == sum(counts) + step.num_padding_tokens
         for found in scheduler.commit(step, say(step, lengths)):
-            if found.reason == "error":
-                killed += found.sequence.owners
+            if found.finish_reason == "error":
+                killed += found.owners
                 continue
-            assert found.sequence.num_output_tokens == lengths[found.sequence]
-            batches.leave(found.sequence)
-            answered += found.sequence.owners
+            assert found.num_output_tokens == lengths[found]
+            batches.leave(found)
+            answered += found.owners
         assert config.preemption == "kill" or not step.killed
     assert sorted(answered + killed) == list(range(len(requests)))
     assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0
@@ -182,8 +182,8 @@ def check_memory(step: Step, pool: BlockPool) -> None:
 def test_every_token_is_computed_once_when_memory_is_ample(requests: list[Request], config: EngineConfig) -> None:
     groups = plan_prefix_groups([r.token_ids for r in requests])
     scheduled = schedule_groups(requests, groups, (), config)
-    sequences = [sequence for group in scheduled for sequence in group.sequences]
-    nodes = {n for g in scheduled if g.node is not None for n in g.node.chain()}
+    sequences = [sequence for group in scheduled for sequence in group]
+    nodes = {n for g in scheduled if g[0].node is not None for n in g[0].node.chain()}
     num_planned = sum(len(n.token_ids) for n in nodes) + sum(s.num_suffix for s in sequences)
     scheduler = Scheduler(scheduled, pool=make_pool(config, 4000), config=config, swap=SwapSpace(CountedStore(), 0))
     num_computed = 0
@@ -199,5 +199,5 @@ def test_every_token_is_computed_once_when_memory_is_ample(requests: list[Reques
     if config.sharing != "lru":
         assert num_computed == num_planned
     # Blocks shared along a path can only save on top of one prefix a group.
-    ends = [g.node.end if g.node is not None else 0 for g in scheduled]
+    ends = [group[0].prefix_length for group in scheduled]
     assert num_planned <= sum(ends) + sum(s.num_suffix for s in sequences)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import torch
 import transformers
 
 from engine import Completion, Engine, EngineConfig, PrefixGroup, Request, StepRecord, plan_prefix_groups
-from engine.errors import ConfigError, ModelError
+from engine.device.free_memory import MOST_CPU_KV_BYTES
+from engine.errors import CapacityError, ConfigError, ModelError
 from engine.model.model_shape import ModelShape
 from engine.planning.prefix_tree import build_prefix_tree
-from engine.simulation.device import DEVICES, Roofline, StepWork, match_device, predicted_kv_bytes
-from engine.simulation.device_probe import measure_device, probe_device
+from engine.simulation.device import DEVICES, Roofline, StepWork, match_device
+from engine.simulation.device_probe import probe_device
 from engine.simulation.simulation import SimulatedStep, find_oversized, simulate_plan, summarize_steps
 from tasks.forecast.forecast import Quantiles, measure_shape
+from tasks.forecast.hardware import Hardware
 
 SHAPE = ModelShape(
     num_layers=2,
@@ -310,7 +313,7 @@ def test_devices_are_found_by_their_product_name_and_measured_otherwise() -> Non
     assert match_device("AMD Instinct MI300X OAM", 192 * gib) is DEVICES["mi300x"]
     assert match_device("AMD Instinct MI250X / MI250", 64 * gib) is DEVICES["mi250"]
     assert match_device("NVIDIA GeForce RTX 4090", 24 * gib) is None
-    cpu = measure_device(torch.device("cpu"), SHAPE, "float32")
+    cpu = probe_device(torch.device("cpu"), SHAPE, "float32")
     assert 1e6 < cpu.flops_per_second("float32") < 1e14  # a loaded machine may be slow
     assert 1e8 < cpu.bytes_per_second < 1e13
     costs = Roofline(SHAPE, cpu, "float32").cost(
@@ -345,7 +348,7 @@ def test_a_cpu_takes_what_its_measured_rates_say(
     """Rates of one core of a Xeon with AMX, and the processor time that the engine took there in bfloat16."""
     monkeypatch.setattr("engine.simulation.device_probe._measure_flops", lambda *_: 1179e9)
     monkeypatch.setattr("engine.simulation.device_probe._measure_bandwidth", lambda *_: 15.0e9)
-    cpu = measure_device(torch.device("cpu"), SMOLLM2, "bfloat16")
+    cpu = probe_device(torch.device("cpu"), SMOLLM2, "bfloat16")
     requests = [
         Request(request_id=str(number), token_ids=[number + 1] * prompt_tokens, max_new_tokens=answer_tokens)
         for number in range(num_prompts)
@@ -370,6 +373,13 @@ def test_a_device_that_only_has_the_name_is_not_in_the_table() -> None:
 
 
 def test_a_kv_budget_is_a_share_of_what_the_weights_leave() -> None:
-    assert predicted_kv_bytes(1000, 200, memory_fraction=0.5) == 400
-    assert predicted_kv_bytes(1000, 200, memory_fraction=0.5, most_bytes=300) == 300
-    assert predicted_kv_bytes(1000, 2000, memory_fraction=0.5) == 0
+    def kv_bytes(memory_bytes: int, name: str = "a100") -> int:
+        device = replace(DEVICES["a100"], name=name, memory_bytes=memory_bytes)
+        return Hardware(device=device, dtype="float32", shape=SHAPE).kv_bytes(EngineConfig(memory_fraction=0.5))
+
+    weight_bytes = SHAPE.weight_bytes
+    assert kv_bytes(weight_bytes + 10**8) == 10**8 // 2
+    assert kv_bytes(weight_bytes + 10**12) == 10**12 // 2
+    assert kv_bytes(weight_bytes + 10**12, "cpu") == MOST_CPU_KV_BYTES
+    with pytest.raises(CapacityError, match=r"a KV budget of 0\.00 GB does not fit"):
+        kv_bytes(weight_bytes - 1)

@@ -12,7 +12,6 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.shard import Shard
 from engine.scheduling.token_batch import TokenBatch
-from engine.worker_engine import WorkerEngine
 
 
 class Meeting:
@@ -69,10 +68,10 @@ def two_ranks(model: Path, config: EngineConfig) -> Iterator[tuple[Engine, Meeti
     def compute_second() -> None:
         try:
             with meeting.lock:
-                engine = WorkerEngine.load(model, config, shard=ThreadShard(1, meeting))
+                engine = Engine.load(model, config, shard=ThreadShard(1, meeting))
             while (batch := meeting.batches.get()) is not None:
                 with meeting.lock:
-                    engine.compute_share(batch)
+                    engine._runner.forward(batch)
         except BaseException as error:
             failures.append(error)
             raise

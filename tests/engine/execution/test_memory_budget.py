@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import Engine, EngineConfig
 from engine.errors import CapacityError
-from engine.execution.memory_budget import choose_kv_budget, most_kv_bytes
-from engine.execution.memory_profile import MemoryProfile, MemoryReading, measure_memory
+from engine.execution import memory_budget
+from engine.execution.memory_budget import MemoryProfile, find_kv_budget, measure_memory, most_kv_bytes
 from engine.execution.swap_space import make_swap_space
 from engine.kernels.triton.tile_jobs import MOST_BLOCKS, SLOT_BITS, whole_blocks
 from engine.kv.kv_cache import KVCache, KVShape
@@ -49,25 +49,35 @@ def test_nothing_left_is_refused_with_the_figures(resident: int) -> None:
 
 
 class Device:
-    """Counters of a device on which nothing but the profiling step happens."""
+    """torch.cuda's counters of a device on which nothing but the profiling step happens."""
 
     def __init__(self, *, resident: int, other: int, peak: int, kept: int) -> None:
         self._resident, self._other, self._peak, self._kept = resident, other, peak, kept
         self.log: list[str] = []
 
-    def reset_peak(self) -> None:
+    def synchronize(self, device: torch.device) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        self.log.append("empty")
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
         self.log.append("reset")
 
-    def read(self) -> MemoryReading:
+    def memory_reserved(self, device: torch.device) -> int:
         self.log.append("read")
-        is_first = self.log.count("read") == 1
-        reserved = self._resident if is_first else self._kept
-        return MemoryReading(
-            total_bytes=10**9,
-            free_bytes=10**9 - reserved - self._other,
-            reserved_bytes=reserved,
-            peak_bytes=reserved if is_first else self._peak,
-        )
+        return self._resident if self.log.count("read") == 1 else self._kept
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return 10**9 - self._kept - self._other, 10**9
+
+    def max_memory_reserved(self, device: torch.device) -> int:
+        return self._peak
+
+    def replace_counters(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in vars(Device):
+            if not name.startswith("_") and name != "replace_counters":
+                monkeypatch.setattr(torch.cuda, name, getattr(self, name))
 
 
 class Operations(TorchDispatchMode):
@@ -83,12 +93,15 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [17, 700])
-def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_num_batched_tokens: int) -> None:
+def test_a_full_step_is_measured_and_its_own_kv_left_out(
+    tiny_llama: Path, max_num_batched_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = EngineConfig(
         dtype="float32", device="cpu", attention="torch", max_num_batched_tokens=max_num_batched_tokens, block_size=16
     )
     engine = Engine.load(tiny_llama, replace(config, kv_memory_bytes=1 << 20))
     device = Device(resident=10**6, other=5 * 10**6, peak=10**8, kept=2 * 10**7)
+    device.replace_counters(monkeypatch)
     rows: list[tuple[str, int]] = []
 
     def watch(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -99,9 +112,7 @@ def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_n
 
     operations = Operations()
     with register_module_forward_pre_hook(watch), operations:
-        profile = measure_memory(
-            engine._model, engine._runner.attention, config, device, graph_share=0.25, graph_bytes=1000
-        )
+        profile = measure_memory(engine._model, engine._runner.attention, config, graph_share=0.25, graph_bytes=1000)
     (name, num_rows), *output_rows = rows
     assert (name, num_rows) == ("layers", max_num_batched_tokens)
     most_rows = min(max_num_batched_tokens, 256)
@@ -109,7 +120,8 @@ def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_n
     assert sum(num_rows for _, num_rows in drawn) == most_rows, "all are drawn from, a part at a time"
     assert scored == ("output layer", most_rows)
     assert torch.ops.aten.__rshift__.Tensor in operations.found, "rows are drawn from as those of grammars are"
-    assert device.log == ["reset", "read", "read", "reset"], "the peak counts from before the step"
+    resets = ["empty", "reset"]
+    assert device.log == [*resets, "read", "read", *resets], "the peak counts from before the step"
     kv_bytes = -(-max_num_batched_tokens // 16) * 16 * engine._model.kv_shape.bytes_per_token
     step = 10**8 - 10**6 - kv_bytes
     assert profile == MemoryProfile(
@@ -117,16 +129,28 @@ def test_a_full_step_is_measured_and_its_own_kv_left_out(tiny_llama: Path, max_n
     )
 
 
-def test_only_a_budget_of_auto_on_a_gpu_is_measured() -> None:
-    def measured() -> MemoryProfile:
+class Placed:
+    """As much of a model as its budget depends on."""
+
+    kv_shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=8, dtype=torch.bfloat16)
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+
+
+def test_only_a_budget_of_auto_on_a_gpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Any] = []
+
+    def measure(model: Placed, *_: Any, **graphs: Any) -> MemoryProfile:
+        measured.append(model)
+        assert graphs == {"graph_share": 0.0, "graph_bytes": 0}
         return PROFILE
 
-    def unwanted() -> MemoryProfile:
-        raise AssertionError("measured")
-
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert choose_kv_budget(EngineConfig(memory_fraction=0.5), gpu, measured) == 200
-    assert choose_kv_budget(EngineConfig(), cpu, unwanted) > 0
+    monkeypatch.setattr(memory_budget, "measure_memory", measure)
+    cpu, gpu = Placed("cpu"), Placed("cuda")
+    assert find_kv_budget(EngineConfig(memory_fraction=0.5), gpu, None, None) == 200  # type: ignore[arg-type]
+    assert find_kv_budget(EngineConfig(), cpu, None, None) > 0  # type: ignore[arg-type]
+    assert measured == [gpu]
 
 
 @pytest.mark.parametrize("windows", [(), (8, 0, 8, 8)])
