@@ -155,19 +155,13 @@ def element_type(library: ctypes.CDLL) -> torch.dtype:
     return torch.bfloat16 if library.element_bytes_quantized() == 2 else torch.float32
 
 
-def make_quantized_layers(
-    kernels: NativeBackend, library: ctypes.CDLL, layers: Iterable[QuantizedLayer]
-) -> DecoderLayers:
-    """Layers in one C++ call; `ModelError` if a size is not supported.
-
-    Args:
-        kernels: of the layers' attention shape, for the library's `element_type`.
-        library: the functions of quantized.cpp.
-    """
+def make_quantized_layers(kernels: NativeBackend, layers: Iterable[QuantizedLayer]) -> DecoderLayers:
+    """Layers in one C++ call, for kernels of their attention shape and of the `element_type`. Raises `ModelError` if a
+    size is not supported."""
     packed = []
     for weights, products in layers:
         for product in products:
             if (columns := product.num_columns) < product.num_padded:
                 raise ModelError(f"dtype 'quantized' takes layers in multiples of 32, got {columns} columns")
         packed.append(fill_layer(PanelLayer, kernels, weights, products))
-    return PackedLayers(kernels, library.compute_layers_quantized, packed)
+    return PackedLayers(kernels, products[0].kernel("compute_layers"), packed)

@@ -1,6 +1,5 @@
 """Reads the tensors of a GGUF file for the CPU kernels."""
 
-import ctypes
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,13 +90,13 @@ class GgufWeights:
             found = found[_permuted_rows(len(found), self._permuted_dim)]
         return found - self._norm_offset if name.endswith("norm") else found
 
-    def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
+    def columns(self, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
         """See `MappedTensors.columns`, by the name of a module; the rows of all experts are one matrix."""
         place = f"{self._name(name)}.weight"
         if self._is_permuted(name):
             assert order is None, "heads are in the file's order"
             order = _permuted_rows(self._tensors.find(place).shape[0], self._permuted_dim)
-        return self._tensors.columns(library, place, order)
+        return self._tensors.columns(place, order)
 
     def _is_permuted(self, name: str) -> bool:
         return self._permuted_dim > 0 and name.endswith(("q_proj", "k_proj"))

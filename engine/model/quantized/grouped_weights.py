@@ -1,6 +1,5 @@
 """Reads quantized safetensors files of compressed-tensors, AWQ and GPTQ for the CPU kernels."""
 
-import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from torch.nn.functional import pad
 
 from engine.kernels.cpu.quantized import HALF, QuantizedColumns, grouped_kind
 from engine.model.loading.checkpoint import read_json
-from engine.model.quantized.mapped_tensors import MappedTensor, MappedTensors
+from engine.model.quantized.mapped_tensors import MappedTensor, MappedTensors, quantized_library
 
 _CODES_AT_ONCE = 4 << 20
 """Codes of a tensor that are unpacked at the same time while they are repacked."""
@@ -82,17 +81,17 @@ class GroupedWeights:
         """The weight or bias of a module, which is not quantized, in float32."""
         return self._tensors.vector(f"{_full(name)}.{kind}")
 
-    def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
+    def columns(self, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
         """See `MappedTensors.columns`, by the name of a module; `order` does not apply to quantized weights."""
         place, codes = _full(name), self._codes_of(name)
         if codes is None:
-            return self._tensors.columns(library, f"{place}.weight", order)
+            return self._tensors.columns(f"{place}.weight", order)
         num_columns, depth = self._sizes(codes)
         scales = self._table(f"{place}.{'scales' if self._is_transposed else 'weight_scale'}")
         zeros = self._zeros(place)
         has_zeros, num_bits = zeros is not None, 8 if codes.format == "I8" else 4
         kind = grouped_kind(num_bits=num_bits, has_zeros=has_zeros, group=depth // scales.shape[1], dtype=scales.dtype)
-        found = QuantizedColumns(library, kind, depth=depth, num_columns=num_columns)
+        found = QuantizedColumns(quantized_library(), kind, depth=depth, num_columns=num_columns)
         raw = self._tensors.raw(codes)
         num_at_once = max(1, _CODES_AT_ONCE // (HALF * depth))
         for first in range(0, len(found.panels), num_at_once):

@@ -13,7 +13,9 @@ import numpy.typing as npt
 import torch
 
 from engine.errors import ModelError
+from engine.kernels.cpu.native_build import load_library
 from engine.kernels.cpu.quantized import HALF, KINDS, PLAIN_KIND, QuantizedColumns, element_type
+from engine.model.loading.checkpoint import cache_folder
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Formats that are not quantized."""
@@ -100,7 +102,7 @@ class MappedTensors(dict[str, MappedTensor]):
         tensor = self.find(name)
         return torch.from_numpy(self.raw(tensor).copy()).view(PLAIN[tensor.format]).float().flatten()
 
-    def columns(self, library: ctypes.CDLL, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
+    def columns(self, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
         """Repacks a matrix in one of `KINDS`, or in one of `PLAIN`, which is converted to what products compute in.
 
         Args:
@@ -108,6 +110,7 @@ class MappedTensors(dict[str, MappedTensor]):
             order: for each output column its row in the file; None: all rows in the file's order.
         """
         tensor = self.find(name)
+        library = quantized_library()
         raw, dtype = self.raw(tensor), element_type(library)
         num_columns, depth = len(raw) if order is None else len(order), tensor.shape[-1]
         kind = KINDS.get(tensor.format, PLAIN_KIND)
@@ -123,6 +126,11 @@ class MappedTensors(dict[str, MappedTensor]):
                 found.fill(first, piece, raw)
             self.forget(tensor)
         return found
+
+
+def quantized_library() -> ctypes.CDLL:
+    """The functions of quantized.cpp for this machine. Raises `NativeBuildError` as `load_library`."""
+    return load_library(cache_folder(), "quantized")
 
 
 def _converted(

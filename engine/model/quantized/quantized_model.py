@@ -1,6 +1,5 @@
 """A model on the CPU whose weights stay quantized as in its file, computed in bfloat16 or float32."""
 
-import ctypes
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from engine.device.placement import dtype_name
 from engine.errors import ModelError
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native import NativeBackend
-from engine.kernels.cpu.native_build import NativeBuildError, load_library
+from engine.kernels.cpu.native_build import NativeBuildError
 from engine.kernels.cpu.native_layers import PackedOutputLayer
 from engine.kernels.cpu.quantized import (
     QuantizedColumns,
@@ -39,6 +38,7 @@ from engine.model.model import Model, kv_shape_of
 from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.quantized.gguf_weights import GgufWeights
 from engine.model.quantized.grouped_weights import GroupedWeights
+from engine.model.quantized.mapped_tensors import quantized_library
 
 if TYPE_CHECKING:
     from engine.model.proof.tiny_run import MakeEngine
@@ -99,8 +99,8 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
 
 def find_quantized_dtype() -> torch.dtype:
     """What this machine computes quantized weights in: bfloat16 if it multiplies that, else float32. Raises
-    `NativeBuildError` as `load_library`."""
-    return element_type(load_library(cache_folder(), "quantized"))
+    `NativeBuildError` as `quantized_library`."""
+    return element_type(quantized_library())
 
 
 def _why_not(
@@ -145,29 +145,29 @@ class QuantizedModel(Model):
     def use_layers_of(self, backend: AttentionBackend) -> None:
         """Reads the weights into the backend's layers."""
         assert isinstance(backend, NativeBackend), "load_quantized has checked the backend"
-        library, weights, base = load_library(cache_folder(), "quantized"), self._weights, self.base
+        weights, base = self._weights, self.base
         self.draw_tokens = backend.draw_tokens
-        layers = [self._read_layer(library, layer, index) for index, layer in enumerate(base.layers)]
-        embedding = head = QuantizedWeight([weights.columns(library, "embed_tokens")])
+        layers = [self._read_layer(layer, index) for index, layer in enumerate(base.layers)]
+        embedding = head = QuantizedWeight([weights.columns("embed_tokens")])
         if "lm_head" in weights:
-            head = QuantizedWeight([weights.columns(library, "lm_head")])
+            head = QuantizedWeight([weights.columns("lm_head")])
         self._output_layer = PackedOutputLayer(backend, head)
         scale = getattr(base.embed_tokens, "scalar_embed_scale", None)  # Gemma
         scale = None if scale is None else torch.tensor(scale).to(self.dtype)
         base.embed_tokens = TiedEmbedding(PackedOutputLayer(backend, embedding), scale)
         _fill_in(weights, base.norm, "norm", self.dtype)
-        base.layers = nn.ModuleList([self.join_layers(make_quantized_layers(backend, library, layers))])
+        base.layers = nn.ModuleList([self.join_layers(make_quantized_layers(backend, layers))])
         self.has_replaced_layers = True
         products = [product for _, of_layer in layers for product in of_layer]
         self.weight_bytes = sum(weight.num_bytes for weight in {*products, embedding, head})
 
-    def _read_layer(self, library: ctypes.CDLL, layer: Any, index: int) -> QuantizedLayer:
+    def _read_layer(self, layer: Any, index: int) -> QuantizedLayer:
         """The weights of a layer on the meta device; raises `ModelError` if its sizes are not those of the file."""
         _fill_in(self._weights, layer, f"layers.{index}", self.dtype)
         read = self.read_layer(layer, index)
         biases = (read.qkv[1], read.output[1], getattr(read, "gate_bias", None), None)
         sizes = (read.qkv[0].shape, read.output[0].shape, (len(read.gate) + len(read.up), read.gate.shape[1]))
-        parts = _read_products(self._weights, library, layer, f"layers.{index}")
+        parts = _read_products(self._weights, layer, f"layers.{index}")
         products = [
             QuantizedWeight(part, bias, is_gated=number == 2 and len(part) > 1)
             for number, (part, bias) in enumerate(zip(parts, biases, strict=True))
@@ -188,12 +188,12 @@ def _fill_in(weights: QuantizedWeights, module: nn.Module, place: str, dtype: to
             setattr(module.get_submodule(owner), kind, nn.Parameter(read, requires_grad=False))
 
 
-def _read_products(weights: QuantizedWeights, library: ctypes.CDLL, layer: Any, place: str) -> list[Parts]:
+def _read_products(weights: QuantizedWeights, layer: Any, place: str) -> list[Parts]:
     """The products of a layer by their parts: qkv, output, gate and up (or the first product of a feed-forward without
     a gate), down."""
 
     def read(*names: str) -> Parts:
-        return [weights.columns(library, f"{place}.{name}") for name in names]
+        return [weights.columns(f"{place}.{name}") for name in names]
 
     def read_experts(name: str) -> Parts:
         if f"{place}.mlp.experts.{name}_proj" in weights:
@@ -206,7 +206,7 @@ def _read_products(weights: QuantizedWeights, library: ctypes.CDLL, layer: Any, 
         first, down = [*read_experts("gate"), *read_experts("up")], read_experts("down")
     elif hasattr(mlp, "gate_up_proj"):
         halves = np.split(np.arange(mlp.gate_up_proj.out_features), 2)
-        first = [weights.columns(library, f"{place}.mlp.gate_up_proj", half) for half in halves]
+        first = [weights.columns(f"{place}.mlp.gate_up_proj", half) for half in halves]
         down = read("mlp.down_proj")
     elif hasattr(mlp, "c_fc"):
         first, down = read("mlp.c_fc"), read("mlp.c_proj")
