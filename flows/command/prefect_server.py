@@ -51,12 +51,19 @@ def reachable_server() -> Iterator[None]:
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(limits, sync_client=True) as client:
                 client.hello()
         except (RuntimeError, HTTPError) as error:
-            from flows.command.lost_server import describe_lost_server  # imports this module
-
             what = f"no Prefect server at {url}" if CONFIGURED_URL else "Prefect's temporary server has not started"
             advice = "; start it, or unset PREFECT_API_URL" if CONFIGURED_URL else ""
             raise ConfigError(describe_lost_server(error, what) + advice) from error
         yield
+
+
+def describe_lost_server(error: Exception, what: str = "the Prefect server does not answer any more") -> str:
+    """What happened to the server and why; of a temporary one, where its database is, whose disk may be full."""
+    from tasks.database.messages import describe_free_space  # imports DuckDB, for which the server need not wait
+
+    reason = " ".join(str(error).split()).partition(" For more information check:")[0].rstrip("- ")
+    home, line = PREFECT_HOME.value(), f"{what}: {reason}"
+    return line if CONFIGURED_URL else f"{line}; its database is in {home}{describe_free_space(home / 'prefect.db')}"
 
 
 @contextmanager

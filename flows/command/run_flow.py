@@ -18,9 +18,8 @@ from prefect.logging.handlers import PrefectConsoleHandler
 
 from engine.errors import BatchloomError, ConfigError
 from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, fail
-from flows.command.lost_server import describe_lost_server
 from flows.command.options import parse_options
-from flows.command.prefect_server import reachable_server
+from flows.command.prefect_server import describe_lost_server, reachable_server
 
 
 def run_flow(command: Flow[..., Any] | Callable[..., int], arguments: Sequence[str] | None = None) -> int:
