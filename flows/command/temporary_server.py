@@ -4,6 +4,7 @@ It is started by path and imports nothing of this project, so it runs in any wor
 """
 
 import ctypes
+import fcntl
 import gc
 import logging
 import os
@@ -11,6 +12,7 @@ import re
 import signal
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -46,8 +48,18 @@ if __name__ == "__main__":
     gc.disable()  # garbage collection takes a fifth of the imports' time and finds nothing
     import uvicorn
     from prefect.server.api.server import create_app
+    from prefect.settings import PREFECT_HOME
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            """One server after the other: two that migrate the same database at once fail."""
+            home = os.open(PREFECT_HOME.value(), os.O_RDONLY)
+            with suppress(OSError):  # some network file systems lock no folders
+                fcntl.flock(home, fcntl.LOCK_EX)
+            await super().startup(sockets)
+            os.close(home)
 
     gc.freeze()
     gc.enable()
     config = uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on", timeout_graceful_shutdown=2)
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=listener_fd)])
+    Server(config).run(sockets=[socket.socket(fileno=listener_fd)])

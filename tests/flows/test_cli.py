@@ -1,5 +1,6 @@
 """`python -m flows.nightly` as a process: exit codes, one line for an error, Ctrl-C, SIGTERM, kill -9."""
 
+import fcntl
 import os
 import pty
 import re
@@ -524,6 +525,26 @@ def test_a_full_disk_of_the_temporary_server_is_named_without_tracebacks(
     assert re.search(
         rf"Prefect's temporary server has not started: .*; its database is in {place}; .* bytes free", last
     )
+
+
+def test_a_temporary_server_starts_after_one_that_may_migrate_the_same_database(
+    nights: Any, start: Start, prefect_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    shutil.copyfile(prefect_database, tmp_path / "prefect.db")
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    command = start("--workload", "snippets", own_server=True)
+
+    def is_waiting() -> bool:
+        waiting = [line.split()[5] for line in Path("/proc/locks").read_text().splitlines() if "-> FLOCK" in line]
+        return any(server.name in waiting for server in find_temporary_servers(command.process.pid))
+
+    wait_for(is_waiting, command)
+    assert nights.sql("select count(*) from snippets") == [(0,)]
+    os.close(other)
+    assert command.wait() == 0
+    assert nights.sql("select count(*) from snippets where status = 'ok'") == [(12,)]
 
 
 def test_an_error_that_the_temporary_server_repeats_is_one_line() -> None:
