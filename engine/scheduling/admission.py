@@ -33,17 +33,17 @@ class OutputReserve:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        # Of finished answers, by whether there was no estimate; then the expected tokens are 1 each.
+        # Of finished answers, [with, without] an estimate; without one the expected tokens are 1 each.
         self._num_answers, self._num_expected_tokens, self._num_tokens = [0, 0], [0, 0], [0, 0]
 
     def book(self, sequence: Sequence) -> None:
         """Counts a finished answer."""
         if sequence.request.mode == "generate":
             estimate = sequence.request.expected_output_tokens
-            kind = estimate is None
-            self._num_answers[kind] += 1
-            self._num_expected_tokens[kind] += estimate or 1
-            self._num_tokens[kind] += sequence.num_output_tokens
+            lacks_estimate = estimate is None
+            self._num_answers[lacks_estimate] += 1
+            self._num_expected_tokens[lacks_estimate] += estimate or 1
+            self._num_tokens[lacks_estimate] += sequence.num_output_tokens
 
     def num_tokens(self, sequence: Sequence) -> int:
         """Own tokens to reserve memory for: the known ones, and the share of those still expected."""
@@ -53,10 +53,10 @@ class OutputReserve:
 
     def _expected_tokens(self, request: Request) -> int:
         estimate = request.expected_output_tokens
-        kind = estimate is None
-        if request.mode != "generate" or self._num_answers[kind] < _ANSWERS_FOR_AN_ESTIMATE:
+        lacks_estimate = estimate is None
+        if request.mode != "generate" or self._num_answers[lacks_estimate] < _ANSWERS_FOR_AN_ESTIMATE:
             return request.max_new_tokens if estimate is None else estimate
-        return math.ceil((estimate or 1) * self._num_tokens[kind] / self._num_expected_tokens[kind])
+        return math.ceil((estimate or 1) * self._num_tokens[lacks_estimate] / self._num_expected_tokens[lacks_estimate])
 
 
 class Admission:
