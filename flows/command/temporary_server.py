@@ -12,7 +12,7 @@ import re
 import signal
 import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -53,11 +53,12 @@ if __name__ == "__main__":
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             """One server after the other: two that migrate the same database at once fail."""
-            home = os.open(PREFECT_HOME.value(), os.O_RDONLY)
-            with suppress(OSError):  # some network file systems lock no folders
-                fcntl.flock(home, fcntl.LOCK_EX)
-            await super().startup(sockets)
-            os.close(home)
+            with ExitStack() as held:
+                with suppress(OSError):  # the folder is not there, or its file system locks no folders
+                    home = os.open(PREFECT_HOME.value(), os.O_RDONLY)
+                    held.callback(os.close, home)
+                    fcntl.flock(home, fcntl.LOCK_EX)
+                await super().startup(sockets)
 
     gc.freeze()
     gc.enable()
