@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from prefect import task
@@ -42,10 +43,8 @@ def check_target(database: Path, target: Path) -> None:
         if header and header[8:] != DUCKDB_HEADER:
             raise ConfigError(f"publish: {target} is not a DuckDB database and would be replaced; name another file")
     try:
-        with replace_file(target):
+        with suppress(_NotReplacedError), replace_file(target):
             raise _NotReplacedError
-    except _NotReplacedError:
-        pass
     except ArtifactError as error:
         raise ConfigError(f"publish: {error}") from error
 

@@ -12,7 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.simulation.simulation import SimulationSummary
-from tasks.forecast.hardware import choose_hardware
+from tasks.forecast.hardware import Hardware, choose_hardware
 from tasks.partitions.attempt import ask
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
@@ -143,9 +143,27 @@ def predict_run(
     """
     engine, checkpoint = team.engine, Path(job.checkpoint)
     hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
+    return predict_on(hardware, job, summary, num_answer_tokens, team, seconds_left, speed_ratio)
+
+
+def predict_on(
+    hardware: Hardware,
+    job: InferJob,
+    summary: PlanSummary,
+    num_answer_tokens: int,
+    team: EngineTeam,
+    seconds_left: float | None = None,
+    speed_ratio: float = 1.0,
+) -> dict[str, float]:
+    """`predict_run` on a given device, with the same result and errors.
+
+    Args:
+        hardware: the device.
+        job, summary, num_answer_tokens, team, seconds_left, speed_ratio: see `predict_run`.
+    """
     has_labels = any(member.workload.kind.has_labels for member in job.members)
-    codec = TextCodec.load(checkpoint) if has_labels else None
-    started = time.perf_counter()
+    codec = TextCodec.load(Path(job.checkpoint)) if has_labels else None
+    started, engine = time.perf_counter(), team.engine
     kv_bytes = hardware.kv_bytes(engine)
 
     def simulate(partition: int) -> SimulationSummary:
