@@ -5,7 +5,8 @@
 //   values [16 pairs of tokens][D][2]                     (pairs along the tokens)
 // A block has the size of [block_size, num_kv_heads, D], so code that copies whole blocks need not know the layout.
 //
-// There are no log-sum-exps: a row's running maximum, sum and output are carried from its prefix to its own part.
+// There are no log-sum-exps: a row's running maximum, sum and output are carried from its prefix to its own part. The maximum
+// need not be exact, since a weight may be up to 2^SLACK: so it is hardly ever raised, and the output hardly ever rescaled.
 #pragma once
 
 #include "pairs.h"
@@ -15,18 +16,21 @@ namespace {
 
 constexpr int SUB = 32;        // tokens in a sub-block of KV
 constexpr int ROWS = 32;       // query rows of a tile: tokens x query heads of one KV head
-constexpr int CHUNK = 256;     // KV tokens between two rescalings of the output
+constexpr int CHUNK = 256;     // KV tokens whose values are multiplied at once
+constexpr int SPAN = 64;       // KV tokens whose scores become weights at once, while they are in the first-level cache
 constexpr int MAX_DIM = 256;   // largest head dim
+constexpr float SLACK = 8;     // in the exponent of 2: how far a score may be above its row's running maximum
+constexpr float NO_TOP = -1e30f;  // the running maximum of a row that has not seen any token
 
 template <typename T>
 struct alignas(64) Workspace {
   T q[ROWS * MAX_DIM];
-  float scores[ROWS * CHUNK];
+  float scores[ROWS * SPAN];
   T weights[ROWS * CHUNK];
   float out[ROWS * MAX_DIM];
   float top[ROWS];
   float sum[ROWS];
-  float rescale[ROWS];  // factor of the output before the next chunk is added
+  Lanes sums[ROWS];     // of a chunk's weights, by lane
   int lowest[ROWS];     // with a window: the first token of the prefix, or of the own part, that each row sees
 };
 
@@ -60,7 +64,7 @@ struct PairSums {
   }
 };
 
-// scores[r][0..32) = q[r] . keys of a sub-block, for whole sets of rows. Row stride of scores: CHUNK.
+// scores[r][0..32) = q[r] . keys of a sub-block, for whole sets of rows. Row stride of scores: SPAN.
 template <typename T>
 void score_plain(const T* q, const T* keys, float* scores, int num_rows, int dim) {
   for (int first = 0; first < num_rows; first += SET) {
@@ -72,7 +76,7 @@ void score_plain(const T* q, const T* keys, float* scores, int num_rows, int dim
         sums.store(pairs, at);
       }
       for (int r = 0; r < SET; r++)
-        for (int j = 0; j < 16; j++) scores[(first + r) * CHUNK + half * 16 + j] = pairs[r][2 * j] + pairs[r][2 * j + 1];
+        for (int j = 0; j < 16; j++) scores[(first + r) * SPAN + half * 16 + j] = pairs[r][2 * j] + pairs[r][2 * j + 1];
     }
   }
 }
@@ -116,11 +120,11 @@ void score_tiles(const bf16* q, const bf16* keys, float* scores, bool both, int 
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, scores, CHUNK * 4);
-  _tile_stored(1, scores + 16, CHUNK * 4);
+  _tile_stored(0, scores, SPAN * 4);
+  _tile_stored(1, scores + 16, SPAN * 4);
   if (both) {
-    _tile_stored(2, scores + 16 * CHUNK, CHUNK * 4);
-    _tile_stored(3, scores + 16 * CHUNK + 16, CHUNK * 4);
+    _tile_stored(2, scores + 16 * SPAN, SPAN * 4);
+    _tile_stored(3, scores + 16 * SPAN + 16, SPAN * 4);
   }
 }
 
@@ -162,7 +166,7 @@ void score_halves(const bf16* q, const bf16* keys, float* scores, int num_rows, 
     RowSums<rows, H> sums;
     sums.clear();
     for (int d = 0; d < dim; d += 2) sums.add(q + first * dim + d, dim, keys + d * 16, dim * 16);
-    sums.store(scores + first * CHUNK, CHUNK);
+    sums.store(scores + first * SPAN, SPAN);
   });
 }
 
@@ -174,13 +178,12 @@ void score_vectors(const bf16* q, const bf16* keys, float* scores, int num_rows,
     score_halves<1>(q, keys, scores, num_rows, dim);
 }
 
-// out = out rescale + weights . values of all tokens of a chunk, so that the output stays in registers.
-void weigh_vectors(const bf16* weights, const bf16* const* values, int count, const float* rescale, float* out,
-                   int num_rows, int dim) {
+// out += weights . values of all tokens of a chunk, so that the output stays in registers.
+void weigh_vectors(const bf16* weights, const bf16* const* values, int count, float* out, int num_rows, int dim) {
   by_rows(num_rows, [=](auto rows, int first) {
     for (int d = 0; d < dim; d += 32) {
       RowSums<rows> sums;
-      sums.load(out + first * dim + d, dim, rescale + first);
+      sums.load(out + first * dim + d, dim);
       for (int token = 0; token < count; token += SUB) {
         const bf16* from = weights + first * CHUNK + token;
         const bf16* columns = values[token / SUB] + 2 * d;
@@ -212,9 +215,11 @@ inline float largest(const float* x, int count) {
 #endif
 }
 
-// weights[j] = 2^(scores[j] scale - top) for j below count, 0 from there to `width`; returns their sum.
+// weights[j] = 2^(scores[j] scale - top) for j below count, 0 from there to `width`; adds them to `sums`. False, and nothing
+// changes, if a weight would exceed 2^SLACK.
 template <typename T>
-float exponentiate(const float* scores, T* weights, int count, int width, float scale, float top) {
+bool exponentiate(const float* scores, T* weights, int count, int width, float scale, float top, Lanes& sums) {
+  if (count && largest(scores, count) * scale - top > SLACK) return false;
   std::memset(static_cast<void*>(weights + count), 0, (width - count) * sizeof(T));
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -223,29 +228,39 @@ float exponentiate(const float* scores, T* weights, int count, int width, float 
     sum += e;
     store(weights[j], e);
   }
-  return sum;
+  sums[0] += sum;
+  return true;
 }
 
 #ifdef HAS_AVX512
-inline float exponentiate(const float* scores, bf16* weights, int count, int width, float scale, float top) {
-  const __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(top);
-  __m512 sum = _mm512_setzero_ps();
-  int j = 0;
-  for (; j + 32 <= count; j += 32) {
-    const __m512 a = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(scores + j), factor, offset));
-    const __m512 b = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(scores + j + 16), factor, offset));
+// Of the first N vectors of 16 scores; more than 16 (N - 2) are below count.
+template <int N>
+bool exponentiate_vectors(const float* scores, bf16* weights, int count, float scale, float top, Lanes& sums) {
+  const __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(top), unseen = _mm512_set1_ps(NO_TOP);
+  __m512 x[N], most = unseen;
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) {
+    x[i] = _mm512_fmsub_ps(_mm512_load_ps(scores + 16 * i), factor, offset);
+    if (count < 16 * N && i >= N - 2) x[i] = _mm512_mask_mov_ps(unseen, (1 << std::clamp(count - 16 * i, 0, 16)) - 1, x[i]);
+    most = _mm512_max_ps(most, x[i]);
+  }
+  if (_mm512_cmp_ps_mask(most, _mm512_set1_ps(SLACK), _CMP_GT_OQ)) return false;
+  __m512 sum = __m512(sums);
+#pragma GCC unroll 2
+  for (int i = 0; i < N; i += 2) {
+    const __m512 a = exp2_16(x[i]), b = exp2_16(x[i + 1]);
     sum = _mm512_add_ps(sum, _mm512_add_ps(a, b));
-    store_32(weights + j, a, b);
+    store_32(weights + 16 * i, a, b);
   }
-  for (; j < count; j += 16) {
-    const __mmask16 valid = count - j >= 16 ? 0xffff : (1 << (count - j)) - 1;
-    const __m512 x = _mm512_fmsub_ps(_mm512_load_ps(scores + j), factor, offset);
-    const __m512 e = _mm512_maskz_mov_ps(valid, exp2_16(x));
-    sum = _mm512_add_ps(sum, e);
-    store_16(weights + j, e);
-  }
-  for (; j < width; j += 16) store_16(weights + j, _mm512_setzero_ps());
-  return _mm512_reduce_add_ps(sum);
+  sums = Lanes(sum);
+  return true;
+}
+
+inline bool exponentiate(const float* scores, bf16* weights, int count, int width, float scale, float top, Lanes& sums) {
+  static_assert(SPAN == 64);
+  if (count > 32) return exponentiate_vectors<4>(scores, weights, count, scale, top, sums);
+  if (width > 32) std::memset(static_cast<void*>(weights + 32), 0, 32 * sizeof(bf16));
+  return exponentiate_vectors<2>(scores, weights, count, scale, top, sums);
 }
 #endif
 
@@ -292,35 +307,34 @@ struct Attend {
       const int count = std::min(CHUNK, num_tokens - first);
       const int num_subs = (count + SUB - 1) / SUB;
       for (int s = 0; is_cold && s < num_subs; s++) fetch(keys + sub_block(table, head, first + s * SUB));
-      for (int s = 0; s < num_subs; s++) {
-        const int64_t at = sub_block(table, head, first + s * SUB);
-        parts[s] = values + at;
-        if (is_cold) fetch(parts[s]);
-        score(w.q, keys + at, w.scores + s * SUB, num_rows, count - s * SUB);
+      for (int at = 0; at < count; at += SPAN) {
+        for (int s = at / SUB; s < std::min(num_subs, (at + SPAN) / SUB); s++) {
+          const int64_t from = sub_block(table, head, first + s * SUB);
+          parts[s] = values + from;
+          if (is_cold) fetch(parts[s]);
+          score(w.q, keys + from, w.scores + s * SUB - at, num_rows, count - s * SUB);
+        }
+        for (int r = 0; r < num_rows; r++) {
+          const int seen = visible + (causal ? r / group : 0) - first;
+          scores_to_weights(w, r, at, std::clamp(seen - at, 0, std::min(SPAN, count - at)), num_subs * SUB - at,
+                            has_window ? w.lowest[r] - first - at : 0);
+        }
       }
-      int seen[ROWS];
-      for (int r = 0; r < num_rows; r++)
-        seen[r] = std::max(0, std::min(count, visible + (causal ? r / group : 0) - first));
-      for (int r = 0; cap_scale && r < num_rows; r++) cap_scores(w.scores + r * CHUNK, seen[r], cap_scale);
-      for (int r = 0; has_window && r < num_rows; r++)
-        for (int j = 0; j < std::min(seen[r], w.lowest[r] - first); j++) w.scores[r * CHUNK + j] = HIDDEN;
-      scores_to_weights(w, num_rows, seen, num_subs * SUB);
+      for (int r = 0; r < num_rows; r++) w.sum[r] += sum_lanes(w.sums[r]), w.sums[r] = Lanes{};
       if constexpr (std::is_same_v<T, bf16>) {
 #ifdef HAS_AMX
         if (units == Units::tiles) {
-          rescale_output(w, num_rows);
           weigh_tiles(w.weights, parts, num_subs, w.out, num_rows > 16, dim);
           continue;
         }
 #endif
 #ifdef HAS_AVX512
         if (units == Units::vectors) {
-          weigh_vectors(w.weights, parts, count, w.rescale, w.out, num_rows, dim);
+          weigh_vectors(w.weights, parts, count, w.out, num_rows, dim);
           continue;
         }
 #endif
       }
-      rescale_output(w, num_rows);
       weigh_plain(w.weights, parts, num_subs, w.out, num_rows, dim);
     }
   }
@@ -337,30 +351,25 @@ struct Attend {
     score_plain(q, keys, scores, num_rows, dim);
   }
 
-  // Turns scores into weights, and updates each row's running maximum and sum. In one pass over all rows per step, so
-  // that the reductions of different rows overlap.
-  void scores_to_weights(Workspace<T>& w, int num_rows, const int* seen, int width) const {
-    alignas(64) float tops[ROWS] = {};
-    for (int r = 0; r < num_rows; r++) tops[r] = seen[r] ? largest(w.scores + r * CHUNK, seen[r]) * scale : w.top[r];
-#pragma omp simd
-    for (int r = 0; r < ROWS; r++) {
-      const float top = tops[r] > w.top[r] ? tops[r] : w.top[r];
-      w.rescale[r] = exp2_negative(w.top[r] - top);
-      w.top[r] = top;
-    }
-    for (int r = 0; r < num_rows; r++) {
-      const float added = exponentiate(w.scores + r * CHUNK, w.weights + r * CHUNK, seen[r], width, scale, w.top[r]);
-      w.sum[r] = w.sum[r] * w.rescale[r] + added;
-    }
+  // Turns a row's scores of tokens [at, at + SPAN) of a chunk into weights. The row sees `seen` of them, without those
+  // before `lowest`; weights of tokens up to `width` are set.
+  void scores_to_weights(Workspace<T>& w, int row, int at, int seen, int width, int lowest) const {
+    float* scores = w.scores + row * SPAN;
+    T* weights = w.weights + row * CHUNK;
+    if (cap_scale) cap_scores(scores, seen, cap_scale);
+    for (int j = 0; j < std::min(seen, lowest); j++) scores[j] = HIDDEN;
+    while (!exponentiate(scores, weights + at, seen, std::min(SPAN, width), scale, w.top[row], w.sums[row]))
+      raise_top(w, row, largest(scores, seen) * scale, at);
   }
 
-  void rescale_output(Workspace<T>& w, int num_rows) const {
-    for (int r = 0; r < num_rows; r++) {
-      const float factor = w.rescale[r];
-      float* out = w.out + r * dim;
-#pragma omp simd
-      for (int d = 0; d < dim; d++) out[d] *= factor;
-    }
+  // Raises a row's running maximum. Its sum, its output and its weights of a chunk's first `count` tokens are rescaled.
+  __attribute__((noinline)) void raise_top(Workspace<T>& w, int row, float top, int count) const {
+    const float before = w.top[row], factor = exp2_negative(before - top);
+    w.top[row] = top;
+    if (before == NO_TOP) return;
+    w.sum[row] *= factor, w.sums[row] *= factor;
+    for (int j = row * CHUNK; j < row * CHUNK + count; j++) store(w.weights[j], load(w.weights[j]) * factor);
+    for (int d = row * dim; d < (row + 1) * dim; d++) w.out[d] *= factor;
   }
 };
 
@@ -385,7 +394,7 @@ void pack_queries(Workspace<T>& w, const T* query, int64_t stride, int64_t first
 
 template <typename T>
 void start_rows(Workspace<T>& w, int num_rows, int dim, Units units) {
-  for (int r = 0; r < ROWS; r++) w.top[r] = -1e30f, w.sum[r] = 0;
+  for (int r = 0; r < ROWS; r++) w.top[r] = NO_TOP, w.sum[r] = 0, w.sums[r] = Lanes{};
   std::memset(w.out, 0, size_t(padded_rows(num_rows, units)) * dim * sizeof(float));
 }
 

@@ -18,12 +18,9 @@ struct RowSums {
       for (int r = 0; r < R; r++) sums[h][r] = _mm512_setzero_ps();
   }
 
-  // Loads rows, each multiplied with its factor.
-  void load(const float* from, int64_t stride, const float* factors) {
-    for (int r = 0; r < R; r++) {
-      const __m512 factor = _mm512_set1_ps(factors[r]);
-      for (int h = 0; h < H; h++) sums[h][r] = _mm512_mul_ps(_mm512_loadu_ps(from + r * stride + 16 * h), factor);
-    }
+  void load(const float* from, int64_t stride) {
+    for (int r = 0; r < R; r++)
+      for (int h = 0; h < H; h++) sums[h][r] = _mm512_loadu_ps(from + r * stride + 16 * h);
   }
 
   void store(float* to, int64_t stride) const {
