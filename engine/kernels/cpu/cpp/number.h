@@ -109,6 +109,19 @@ inline void store_lanes(bf16* to, Lanes low, Lanes high) {
 #endif
 }
 
+// The sum of all lanes, always in the same order: halves are added to halves.
+inline float sum_lanes(Lanes lanes) {
+#if !defined(NO_VECTORS) && defined(__AVX512F__)
+  return _mm512_reduce_add_ps(__m512(lanes));
+#else
+  float sums[16];
+  store_lanes(sums, lanes);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; i++) sums[i] += sums[i + width];
+  return sums[0];
+#endif
+}
+
 // A register of floats: code whose sums have to stay in registers uses it in place of Lanes.
 #if defined(__AVX512F__) && !defined(NO_VECTORS)
 constexpr int FLOATS = 16;

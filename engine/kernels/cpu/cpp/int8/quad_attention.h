@@ -108,34 +108,57 @@ struct QuadAttend {
   // The end of the tokens that any row of the member sees.
   int64_t end_of(const Member& m) const { return m.visible + (m.is_causal ? (m.num_rows - 1) / group : 0); }
 
+  // Finds the pieces of a member's chunk that starts at token `first`, but for the chunk's first `num_shared` tokens.
+  void place(Member& m, const int8_t* keys, const int8_t* values, int head, int64_t first, int num_shared,
+             bool is_cold) const {
+    const int64_t end = std::min(end_of(m), first + CHUNK);
+    m.num_pieces = find_pieces(m.pieces, keys, values, m.tables, head, first, first + num_shared, end);
+    m.count = int(end - first);
+    for (int i = 0; is_cold && i < m.num_pieces; i++) fetch(m.pieces[i].keys), fetch(m.pieces[i].values);
+  }
+
   // Computes the chunks from token `first` to the end for a single member.
   void run(QuadWorkspace& w, Member& member, const int8_t* keys, const int8_t* values, int head, int64_t first,
            bool is_cold) const {
-    for (; first < end_of(member); first += CHUNK) run_chunk(w, &member, 1, keys, values, head, first, 0, is_cold);
+    for (; first < end_of(member); first += CHUNK) run_chunk(w, member, keys, values, head, first, is_cold);
   }
 
-  // Computes the chunk that starts at token `first`. Its first `num_shared` tokens belong to the members' common prefix.
-  __attribute__((noinline)) void run_chunk(QuadWorkspace& w, Member* members, int num_members, const int8_t* keys,
-                                           const int8_t* values, int head, int64_t first, int num_shared,
-                                           bool is_cold) const {
+  // Computes a member's chunk, half of the rows after the other: what one half needs stays in the first-level cache.
+  __attribute__((noinline)) void run_chunk(QuadWorkspace& w, Member& m, const int8_t* keys, const int8_t* values,
+                                           int head, int64_t first, bool is_cold) const {
+    place(m, keys, values, head, first, 0, is_cold);
+    load_scales(w, m, first);
+    for (int i = 0; i < m.num_pieces; i++) gather_values(w.values, m.pieces[i]);
+    for (int row = 0; row < m.num_rows; row += ROWS / 2) {
+      const int end = std::min(m.num_rows, row + ROWS / 2);
+      weigh_rows(w, m, first, row, end, m.first_row + row);
+      merge_sums(w, m.first_row + row, m.first_row + end);
+      add_values(w, m.first_row + row, end - row, 0, m.count, false);
+    }
+  }
+
+  // Computes the chunk that starts at token `first` for several members. Its first `num_shared` tokens belong to their common
+  // prefix.
+  __attribute__((noinline)) void run_shared_chunk(QuadWorkspace& w, Member* members, int num_members,
+                                                  const int8_t* keys, const int8_t* values, int head, int64_t first,
+                                                  int num_shared, bool is_cold) const {
     Piece shared[MAX_PIECES];
     const int num_shared_pieces =
         find_pieces(shared, keys, values, members->tables, head, first, first, first + num_shared);
     int num_rows = 0;
     for (Member* m = members; m < members + num_members; m++) {
-      const int64_t end = std::min(end_of(*m), first + CHUNK);
-      m->num_pieces = find_pieces(m->pieces, keys, values, m->tables, head, first, first + num_shared, end);
-      m->count = int(end - first);
+      place(*m, keys, values, head, first, num_shared, is_cold);
       num_rows += m->num_rows;
-      for (int i = 0; is_cold && i < m->num_pieces; i++) fetch(m->pieces[i].keys), fetch(m->pieces[i].values);
     }
     for (int i = 0; i < num_shared_pieces; i++) {
-      score(w, shared[i], 0, num_rows);
+      score(w, shared[i], 0, num_rows, 0);
       load_piece_scales(w, shared[i]);
     }
-    for (const Member* m = members; m < members + num_members; m++) weigh_member(w, *m, first);
-    for (int r = 0; r < num_rows; r++) w.chunk_sum[r] = sum_lanes(w.exponentials[r]);
-    merge_sums(w);
+    for (const Member* m = members; m < members + num_members; m++) {
+      load_scales(w, *m, first);
+      weigh_rows(w, *m, first, 0, m->num_rows, 0);
+    }
+    merge_sums(w, 0, num_rows);
     if (num_shared) {
       for (int i = 0; i < num_shared_pieces; i++) gather_values(w.values, shared[i]);
       const int end = (num_shared + 63) / 64 * 64;
@@ -149,25 +172,30 @@ struct QuadAttend {
     }
   }
 
-  // Scores and weights of a member's rows; scores and scales of the shared tokens have been computed.
-  void weigh_member(QuadWorkspace& w, const Member& m, int64_t first) const {
-    const auto seen_by = [&](int r) {
-      return int(std::max<int64_t>(0, std::min<int64_t>(m.count, m.visible + (m.is_causal ? r / group : 0) - first)));
-    };
-    for (int i = 0; i < m.num_pieces; i++) {
-      score(w, m.pieces[i], m.first_row, m.num_rows);
-      load_piece_scales(w, m.pieces[i]);
-    }
-    find_largest_scales(w, seen_by(0), m.count);
-    // In two passes over the rows, so that the reductions of different rows overlap.
-    for (int r = 0; r < m.num_rows; r++) scale_row(w, m.first_row + r, seen_by(r));
-    for (int r = 0; r < m.num_rows; r++) weigh_row(w, m.first_row + r, seen_by(r), m.count);
+  // The number of tokens of the chunk that starts at token `first` that a member's row sees.
+  static int seen_by(const Member& m, int row, int group, int64_t first) {
+    return int(std::clamp<int64_t>(m.visible + (m.is_causal ? row / group : 0) - first, 0, m.count));
   }
 
-  // Writes the sums of q[r] times keys of a piece to scores [r][at ...]. Values beyond the piece, and in later rows, are
+  // Loads the scales of a member's pieces. Those of shared tokens have been loaded.
+  void load_scales(QuadWorkspace& w, const Member& m, int64_t first) const {
+    for (int i = 0; i < m.num_pieces; i++) load_piece_scales(w, m.pieces[i]);
+    find_largest_scales(w, seen_by(m, 0, group, first), m.count);
+  }
+
+  // Scores and weights of a member's rows [row, end). Scores of shared tokens have been computed; w.scores begins with row
+  // `base` of the tile.
+  void weigh_rows(QuadWorkspace& w, const Member& m, int64_t first, int row, int end, int base) const {
+    for (int i = 0; i < m.num_pieces; i++) score(w, m.pieces[i], m.first_row + row, end - row, base);
+    // In two passes over the rows, so that the reductions of different rows overlap.
+    for (int r = row; r < end; r++) scale_row(w, m.first_row + r, seen_by(m, r, group, first), base);
+    for (int r = row; r < end; r++) weigh_row(w, m.first_row + r, seen_by(m, r, group, first), m.count, base);
+  }
+
+  // Writes the sums of q[r] times keys of a piece to scores [r - base][at ...]. Values beyond the piece, and in later rows, are
   // overwritten later or never read.
-  void score(QuadWorkspace& w, const Piece& piece, int first_row, int num_rows) const {
-    int32_t* const to = reinterpret_cast<int32_t*>(w.scores) + first_row * STRIDE + piece.at;
+  void score(QuadWorkspace& w, const Piece& piece, int first_row, int num_rows, int base) const {
+    int32_t* const to = reinterpret_cast<int32_t*>(w.scores) + (first_row - base) * STRIDE + piece.at;
     int32_t* const sums = piece.first ? w.sums : to;
     const int stride = piece.first ? SUB : STRIDE;
 #ifdef HAS_AMX
@@ -261,8 +289,8 @@ struct QuadAttend {
   }
 
   // Converts the sums of a row's first `seen` tokens of a chunk to scores, padded to a multiple of 32, and finds the largest.
-  static void scale_row(QuadWorkspace& w, int row, int seen) {
-    float* scores = w.scores + row * STRIDE;
+  static void scale_row(QuadWorkspace& w, int row, int seen, int base) {
+    float* scores = w.scores + (row - base) * STRIDE;
     Lanes most = Lanes{} - 1e30f;
     int j = 0;
     for (; j < seen; j += 16) {
@@ -280,8 +308,8 @@ struct QuadAttend {
 
   // The weights of the same tokens, relative to the largest score; zeros for the rest of `count` tokens, rounded up to a
   // multiple of 64.
-  static void weigh_row(QuadWorkspace& w, int row, int seen, int count) {
-    const float* scores = w.scores + row * STRIDE;
+  static void weigh_row(QuadWorkspace& w, int row, int seen, int count, int base) {
+    const float* scores = w.scores + (row - base) * STRIDE;
     uint8_t *high = w.weights[0] + row * CHUNK, *low = w.weights[1] + row * CHUNK;
     const float largest_scale = seen ? w.largest_scale[seen - 1] : 0.0f;
     const Lanes factor = Lanes{} + w.factor[row], top = Lanes{} - w.chunk_top[row];
@@ -305,9 +333,10 @@ struct QuadAttend {
     w.exponentials[row] = sums, w.chunk_scale[row] = largest_scale / WEIGHT_ONE;
   }
 
-  // Updates each row's maximum and sum by the chunk. Rows that see no token of the chunk do not change.
-  static void merge_sums(QuadWorkspace& w) {
-    for (int r = 0; r < ROWS; r += 16) {
+  // Updates the maximum and sum of rows [row, end) by the chunk. Rows that see no token of the chunk do not change.
+  static void merge_sums(QuadWorkspace& w, int row, int end) {
+    for (int r = row; r < end; r++) w.chunk_sum[r] = sum_lanes(w.exponentials[r]);
+    for (int r = row; r < end; r += 16) {
       const Lanes old_top = load_lanes(w.top + r), chunk_top = load_lanes(w.chunk_top + r);
       const Lanes top = larger(old_top, chunk_top), sum = load_lanes(w.chunk_sum + r), one = Lanes{} + 1.0f;
       const Lanes before = old_top == top ? one : exp2_lanes(old_top - top);
@@ -329,7 +358,7 @@ struct QuadAttend {
       const bool is_low = first >= 0, is_high = shift && first + 4 < SUB;
       const uint32_t kept = at < piece.at ? (1u << 8 * (piece.at - at)) - 1 : 0;  // bytes of the previous piece
       if (!shift && !kept) {
-        std::memcpy(to + at * dim, from, size_t(4) * dim);
+        for (int d = 0; d < 4 * dim; d += 64) store_ints(to + at * dim + d, load_ints(from + d));
         continue;
       }
       for (int d = 0; d < 4 * dim; d += 64) {

@@ -97,8 +97,11 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
       pack_queries(w, query, query_stride, item[SHARED_ROW], count, head, part);
       Member all{members->tables, 0, count * group, first, false, {}, 0, 0};
       part.run(w, all, keys, values, head, 0, true);
-      part.run_chunk(w, members, num_members, keys, values, head, first,
-                     int(std::min<int64_t>(members->tables.prefix_length - first, CHUNK)), true);
+      if (num_members == 1)
+        part.run_chunk(w, *members, keys, values, head, first, true);
+      else
+        part.run_shared_chunk(w, members, num_members, keys, values, head, first,
+                              int(std::min<int64_t>(members->tables.prefix_length - first, CHUNK)), true);
       for (int r = 0; r < count * group; r++) {
         const int64_t row = item[SHARED_ROW] + r / group;
         if (items.ends_by(items.own_of(row), end))

@@ -97,19 +97,6 @@ inline float largest_lane(Lanes lanes) {
 #endif
 }
 
-// The sum of all lanes, always in the same order: halves are added to halves.
-inline float sum_lanes(Lanes lanes) {
-#if !defined(NO_VECTORS) && defined(__AVX512F__)
-  return _mm512_reduce_add_ps(__m512(lanes));
-#else
-  float sums[16];
-  store_lanes(sums, lanes);
-  for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; i++) sums[i] += sums[i + width];
-  return sums[0];
-#endif
-}
-
 // a b + c, rounded once.
 inline Floats fused_floats(Floats a, Floats b, Floats c) {
 #if !defined(NO_VECTORS) && defined(__AVX512F__)
