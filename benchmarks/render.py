@@ -1,4 +1,4 @@
-"""Writes tables and plots of the end-to-end results into docs/measurements.md:  python -m benchmarks.render
+"""Writes tables and plots of the end-to-end results into docs/end_to_end.md:  python -m benchmarks.render
 
 Reads benchmarks/results/end_to_end/*.json and flow_run*.json, replaces the text between the document's two markers, and
 writes an SVG file for each end-to-end result next to the document. Nothing is measured.
@@ -21,7 +21,7 @@ GIB = 2**30
 def render_comparison(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     """A result of benchmarks.end_to_end as lines of Markdown."""
     engines = list(found["engines"])
-    yield from _heading(found)
+    yield from _heading(name, found)
     settings = found["settings"]
     yield (
         f"{settings['threads']} threads, KV memory for {settings['kv_tokens']:,} tokens in every engine, at most "
@@ -78,10 +78,10 @@ def render_comparison(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
 
 
-def render_flow_run(found: Mapping[str, Any]) -> Iterator[str]:
+def render_flow_run(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     """A result of benchmarks.flow_run as lines of Markdown."""
     run = found["run"]
-    yield from _heading(found)
+    yield from _heading(name, found)
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in run["stage_seconds"].items())
     yield (
         f"A whole nightly run over {run['num_rows']:,} rows ({run['num_prompt_tokens']:,} prompt tokens, "
@@ -93,8 +93,10 @@ def render_flow_run(found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
 
 
-def _heading(found: Mapping[str, Any]) -> Iterator[str]:
+def _heading(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     machine = found["machine"]
+    yield f"## {name}"
+    yield ""
     yield f"`{found['command']}`"
     yield ""
     device = found.get("ceilings", {}).get("device", "CPU")
@@ -135,14 +137,14 @@ def render(results: Path, document: Path) -> None:
         lines += render_comparison(file.stem, found)
         (document.parent / f"{file.stem}.svg").write_text(render_plot(found))
     for file in sorted(results.glob("flow_run*.json")):
-        lines += render_flow_run(json.loads(file.read_text()))
+        lines += render_flow_run(file.stem, json.loads(file.read_text()))
     document.write_text(replace_generated(document.read_text(), "end-to-end", lines))
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "measurements.md")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "end_to_end.md")
     arguments = parser.parse_args(command_line)
     render(arguments.results, arguments.document)
     return 0

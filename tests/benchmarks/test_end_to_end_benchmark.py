@@ -95,7 +95,7 @@ def test_a_right_engine_is_timed_a_wrong_one_is_not(
         assert ours["num_computed_tokens"] >= num_least
         assert set(workload["batchloom_over"]) == {"transformers-padded"}
 
-    document = tmp_path / "measurements.md"
+    document = tmp_path / "end_to_end.md"
     document.write_text("# Before\n<!-- end-to-end: generated -->\nold\n<!-- end-to-end: end -->\nAfter\n")
     render.render(out.parents[1], document)
     text = document.read_text()

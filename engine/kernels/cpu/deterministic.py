@@ -1,8 +1,8 @@
 """Bfloat16 and float32 on the CPU with results that do not depend on the rest of the batch, to the last bit.
 
 Products, norms and rotation always have this property: they sum a row in one order, however rows and columns are split
-over tiles and threads. Attention processes KV in chunks and rescales a row's sum and output after each chunk. Here the
-chunks start at the prompt's first token, not at the end of the shared prefix.
+over tiles and threads. Attention adds up a row's sum and output chunk of KV by chunk. Here the chunks start at the
+prompt's first token, not at the end of the shared prefix.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
 CHUNK_TOKENS = 256
-"""KV tokens between two rescalings of the output; the same as CHUNK in cpp/attention.h."""
+"""KV tokens whose values are applied at once; the same as CHUNK in cpp/attention.h."""
 
 _ROWS_AT_ONCE = 64
 
