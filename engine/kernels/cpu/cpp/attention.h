@@ -414,7 +414,7 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
 #ifdef HAS_AMX
     if (units == Units::tiles) load_tile_config();
 #endif
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, heads_at_once(work.num_shared, num_kv_heads))
     for (int64_t i = 0; i < work.num_shared * num_kv_heads; i++) {
       const int64_t* item = work.shared + i / num_kv_heads * SHARED_COLUMNS;
       const int head = int(i % num_kv_heads), count = int(item[SHARED_COUNT]), rows = count * group;
@@ -426,7 +426,7 @@ void attend(const T* query, int64_t query_stride, T* out, const T* keys, const T
                true);
       for (int r = 0; r < rows; r++) states.keep(w, r, item[SHARED_ROW], head);
     }
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, heads_at_once(work.num_own, num_kv_heads))
     for (int64_t i = 0; i < work.num_own * num_kv_heads; i++) {
       const int64_t* item = work.own + i / num_kv_heads * OWN_COLUMNS;
       const int head = int(i % num_kv_heads), count = int(item[OWN_COUNT]), rows = count * group;

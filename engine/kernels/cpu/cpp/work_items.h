@@ -2,6 +2,8 @@
 // KV head at a time. engine/kernels/cpu/native_work.py has the same fields, and describes the arrays.
 #pragma once
 
+#include <omp.h>
+
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -35,6 +37,12 @@ struct AttentionWork {
 enum { SHARED_ROW, SHARED_COUNT, SHARED_TABLE, SHARED_LENGTH, SHARED_COLUMNS };
 // OWN_VISIBLE: own tokens that the first row sees; OWN_NUM_SHARED: tokens that a shared item has covered.
 enum { OWN_ROW, OWN_COUNT, OWN_TABLE, OWN_VISIBLE, OWN_PREFIX_TABLE, OWN_PREFIX_LENGTH, OWN_NUM_SHARED, OWN_COLUMNS };
+
+// How many KV heads of an item a thread takes one after the other: all if there are items enough for all threads, since the
+// heads of a block are neighbours in memory, and what is fetched ahead of one head belongs to the next.
+inline int heads_at_once(int64_t num_items, int num_kv_heads) {
+  return num_items >= 4 * omp_get_num_threads() ? num_kv_heads : 1;
+}
 
 // A thread's workspace. A pointer, because every access to a thread_local object itself would call a function for its
 // address.

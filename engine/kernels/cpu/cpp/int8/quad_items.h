@@ -87,7 +87,7 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
 #ifdef HAS_AMX
     if (part.use_tiles) load_tile_config();
 #endif
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, heads_at_once(work.num_shared, num_kv_heads))
     for (int64_t i = 0; i < work.num_shared * num_kv_heads; i++) {
       const int64_t* item = work.shared + i / num_kv_heads * SHARED_COLUMNS;
       const int head = int(i % num_kv_heads), count = int(item[SHARED_COUNT]);
@@ -110,7 +110,7 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
           states.keep(w, r, item[SHARED_ROW], head);
       }
     }
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, heads_at_once(work.num_own, num_kv_heads))
     for (int64_t i = 0; i < work.num_own * num_kv_heads; i++) {
       const int64_t* item = work.own + i / num_kv_heads * OWN_COLUMNS;
       const int head = int(i % num_kv_heads), count = int(item[OWN_COUNT]), rows = count * group;
