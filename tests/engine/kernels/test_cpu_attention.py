@@ -151,6 +151,44 @@ def test_native_windows_caps_and_sinks_are_computed(
     check_native(name, dtype, most_error, (6, 2), 64, folders[units], rules(6)[rule])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "most_error", "units"),
+    [(torch.float32, 3e-4, "best"), *((torch.bfloat16, 5e-2, units) for units in UNITS)],
+)
+@pytest.mark.parametrize("name", ["at sub-block ends", "beyond a chunk of scores", "everything"])
+def test_scores_that_grow_along_a_prompt(
+    name: str, dtype: torch.dtype, most_error: float, units: str, folders: dict[str, Path]
+) -> None:
+    """The running maximum is raised again and again, and what was computed with lower ones is rescaled."""
+    check_native(name, dtype, most_error, (6, 2), 64, folders[units], NO_RULE, growth=60)
+
+
+@pytest.mark.parametrize("units", UNITS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_no_number_spoils_only_the_rows_that_see_it(
+    dtype: torch.dtype, units: str, folders: dict[str, Path]
+) -> None:
+    layout = Layout([(0, [(100, 100)])], list(range(4)), NATIVE_BLOCK_SIZE)
+    kernels = NativeBackend(
+        num_q_heads=2, num_kv_heads=1, head_dim=64, dtype=dtype, block_size=NATIVE_BLOCK_SIZE, folder=folders[units]
+    )
+    generator = torch.Generator().manual_seed(1)
+    keys, values = (torch.randn(100, 1, 64, generator=generator).to(dtype) for _ in range(2))
+    query = 40 * torch.randn(100, 2, 64, generator=generator).to(dtype)
+
+    def attend() -> torch.Tensor:
+        k_cache, v_cache = (torch.zeros(4, NATIVE_BLOCK_SIZE, 1, 64, dtype=dtype) for _ in range(2))
+        work = kernels.prepare(replace(layout.batch, slot_mapping=np.array(layout.used_slots())))
+        kernels.write_kv(keys, values, k_cache, v_cache, work)
+        return kernels.attend(query, k_cache, v_cache, work, Scoring(scale=1.0))
+
+    expected = attend()
+    keys[50:70:3] = torch.nan
+    found = attend()
+    assert torch.equal(found[:50], expected[:50])
+    assert found[70:].isnan().all()
+
+
 def check_native(
     name: str,
     dtype: torch.dtype,
@@ -159,7 +197,9 @@ def check_native(
     head_dim: int,
     folder: Path,
     rule: dict[str, Any],
+    growth: float = 0,
 ) -> None:
+    """growth: how many times as long the last keys are as random ones; the first are a tenth."""
     generator = torch.Generator().manual_seed(len(name))
     num_q_heads, num_kv_heads = heads
     block_ids = torch.randperm(NUM_NATIVE_BLOCKS, generator=generator).tolist()
@@ -174,8 +214,11 @@ def check_native(
     )
     work = kernels.prepare(layout.batch)
     shape = (NUM_NATIVE_BLOCKS, NATIVE_BLOCK_SIZE, num_kv_heads, head_dim)
-    keys, values = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
     used = layout.used_slots()
+    if growth:
+        keys.flatten(0, 1)[used] *= torch.linspace(0.1, growth, len(used))[:, None, None]
+    keys, values = keys.to(dtype), values.to(dtype)
     k_cache, v_cache = (torch.full(shape, 1e4, dtype=dtype) for _ in range(2))
     new_keys, new_values = (kv.flatten(0, 1)[used] for kv in (keys, values))
     kernels.write_kv(

@@ -216,10 +216,10 @@ inline float largest(const float* x, int count) {
 }
 
 // weights[j] = 2^(scores[j] scale - top) for j below count, 0 from there to `width`; adds them to `sums`. False, and nothing
-// changes, if a weight would exceed 2^SLACK.
+// changes, if a weight would exceed 2^slack.
 template <typename T>
-bool exponentiate(const float* scores, T* weights, int count, int width, float scale, float top, Lanes& sums) {
-  if (count && largest(scores, count) * scale - top > SLACK) return false;
+bool exponentiate(const float* scores, T* weights, int count, int width, float scale, float top, float slack, Lanes& sums) {
+  if (count && largest(scores, count) * scale - top > slack) return false;
   std::memset(static_cast<void*>(weights + count), 0, (width - count) * sizeof(T));
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -235,7 +235,7 @@ bool exponentiate(const float* scores, T* weights, int count, int width, float s
 #ifdef HAS_AVX512
 // Of the first N vectors of 16 scores; more than 16 (N - 2) are below count.
 template <int N>
-bool exponentiate_vectors(const float* scores, bf16* weights, int count, float scale, float top, Lanes& sums) {
+bool exponentiate_vectors(const float* scores, bf16* weights, int count, float scale, float top, float slack, Lanes& sums) {
   const __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(top), unseen = _mm512_set1_ps(NO_TOP);
   __m512 x[N], most = unseen;
 #pragma GCC unroll 4
@@ -244,7 +244,7 @@ bool exponentiate_vectors(const float* scores, bf16* weights, int count, float s
     if (count < 16 * N && i >= N - 2) x[i] = _mm512_mask_mov_ps(unseen, (1 << std::clamp(count - 16 * i, 0, 16)) - 1, x[i]);
     most = _mm512_max_ps(most, x[i]);
   }
-  if (_mm512_cmp_ps_mask(most, _mm512_set1_ps(SLACK), _CMP_GT_OQ)) return false;
+  if (_mm512_cmp_ps_mask(most, _mm512_set1_ps(slack), _CMP_GT_OQ)) return false;
   __m512 sum = __m512(sums);
 #pragma GCC unroll 2
   for (int i = 0; i < N; i += 2) {
@@ -256,11 +256,12 @@ bool exponentiate_vectors(const float* scores, bf16* weights, int count, float s
   return true;
 }
 
-inline bool exponentiate(const float* scores, bf16* weights, int count, int width, float scale, float top, Lanes& sums) {
+inline bool exponentiate(const float* scores, bf16* weights, int count, int width, float scale, float top, float slack,
+                         Lanes& sums) {
   static_assert(SPAN == 64);
-  if (count > 32) return exponentiate_vectors<4>(scores, weights, count, scale, top, sums);
+  if (count > 32) return exponentiate_vectors<4>(scores, weights, count, scale, top, slack, sums);
   if (width > 32) std::memset(static_cast<void*>(weights + 32), 0, 32 * sizeof(bf16));
-  return exponentiate_vectors<2>(scores, weights, count, scale, top, sums);
+  return exponentiate_vectors<2>(scores, weights, count, scale, top, slack, sums);
 }
 #endif
 
@@ -355,11 +356,13 @@ struct Attend {
   // before `lowest`; weights of tokens up to `width` are set.
   void scores_to_weights(Workspace<T>& w, int row, int at, int seen, int width, int lowest) const {
     float* scores = w.scores + row * SPAN;
-    T* weights = w.weights + row * CHUNK;
+    T* weights = w.weights + row * CHUNK + at;
+    width = std::min(SPAN, width);
     if (cap_scale) cap_scores(scores, seen, cap_scale);
     for (int j = 0; j < std::min(seen, lowest); j++) scores[j] = HIDDEN;
-    while (!exponentiate(scores, weights + at, seen, std::min(SPAN, width), scale, w.top[row], w.sums[row]))
-      raise_top(w, row, largest(scores, seen) * scale, at);
+    if (exponentiate(scores, weights, seen, width, scale, w.top[row], SLACK, w.sums[row])) return;
+    raise_top(w, row, largest(scores, seen) * scale, at);
+    exponentiate(scores, weights, seen, width, scale, w.top[row], INFINITY, w.sums[row]);  // also where scores are NaN
   }
 
   // Raises a row's running maximum. Its sum, its output and its weights of a chunk's first `count` tokens are rescaled.
