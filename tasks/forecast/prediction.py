@@ -126,6 +126,7 @@ def predict_run(
     team: EngineTeam,
     seconds_left: float | None = None,
     speed_ratio: float = 1.0,
+    hardware: Hardware | None = None,
 ) -> dict[str, float]:
     """Steps, tokens, memory and time of a run, before its model is loaded, from some of its partitions.
 
@@ -137,33 +138,17 @@ def predict_run(
         num_answer_tokens: expected tokens of an answer.
         seconds_left: until the deadline, if there is one.
         speed_ratio: real over simulated time of a step.
+        hardware: the team's; looked up if None.
     Raises:
         ArtifactError: the plan is not what its reference says.
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
     """
     engine, checkpoint = team.engine, Path(job.checkpoint)
-    hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
-    return predict_on(hardware, job, summary, num_answer_tokens, team, seconds_left, speed_ratio)
-
-
-def predict_on(
-    hardware: Hardware,
-    job: InferJob,
-    summary: PlanSummary,
-    num_answer_tokens: int,
-    team: EngineTeam,
-    seconds_left: float | None = None,
-    speed_ratio: float = 1.0,
-) -> dict[str, float]:
-    """`predict_run` on a given device, with the same result and errors.
-
-    Args:
-        hardware: the device.
-        job, summary, num_answer_tokens, team, seconds_left, speed_ratio: see `predict_run`.
-    """
+    if hardware is None:
+        hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
     has_labels = any(member.workload.kind.has_labels for member in job.members)
-    codec = TextCodec.load(Path(job.checkpoint)) if has_labels else None
-    started, engine = time.perf_counter(), team.engine
+    codec = TextCodec.load(checkpoint) if has_labels else None
+    started = time.perf_counter()
     kv_bytes = hardware.kv_bytes(engine)
 
     def simulate(partition: int) -> SimulationSummary:

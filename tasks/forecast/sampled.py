@@ -13,7 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.forecast.hardware import choose_hardware
-from tasks.forecast.prediction import predict_on
+from tasks.forecast.prediction import predict_run
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
@@ -101,7 +101,7 @@ def forecast_whole(
         expected = num_answer_tokens if output_tokens else None
         members = tuple(replace(member, expected_output_tokens=expected) for member in job.members)
         job = replace(job, members=members)
-        return predict_on(hardware, job, read_plan_summary(job.plan), num_answer_tokens, team)
+        return predict_run.fn(job, read_plan_summary(job.plan), num_answer_tokens, team, hardware=hardware)
 
     simulated = simulate(sample.job, sum(sample.output_tokens) / max(1, len(sample.output_tokens)))
     ratio = _compare_speed(sample.steps, simulated["step_seconds"])

@@ -362,7 +362,7 @@ struct Attend {
     for (int j = 0; j < std::min(seen, lowest); j++) scores[j] = HIDDEN;
     if (exponentiate(scores, weights, seen, width, scale, w.top[row], SLACK, w.sums[row])) return;
     raise_top(w, row, largest(scores, seen) * scale, at);
-    exponentiate(scores, weights, seen, width, scale, w.top[row], INFINITY, w.sums[row]);  // also where scores are NaN
+    exponentiate(scores, weights, seen, width, scale, w.top[row], INFINITY, w.sums[row]);  // any weight: NaN might fail again
   }
 
   // Raises a row's running maximum. Its sum, its output and its weights of a chunk's first `count` tokens are rescaled.

@@ -108,7 +108,8 @@ struct QuadAttend {
   // The end of the tokens that any row of the member sees.
   int64_t end_of(const Member& m) const { return m.visible + (m.is_causal ? (m.num_rows - 1) / group : 0); }
 
-  // Finds the pieces of a member's chunk that starts at token `first`, but for the chunk's first `num_shared` tokens.
+  // Finds the pieces of a member's chunk that starts at token `first`, but for the chunk's first `num_shared` tokens, and
+  // prefetches them if they are cold.
   void place(Member& m, const int8_t* keys, const int8_t* values, int head, int64_t first, int num_shared,
              bool is_cold) const {
     const int64_t end = std::min(end_of(m), first + CHUNK);
@@ -143,13 +144,13 @@ struct QuadAttend {
   // prefix.
   __attribute__((noinline)) void run_shared_chunk(QuadWorkspace& w, Member* members, int num_members,
                                                   const int8_t* keys, const int8_t* values, int head, int64_t first,
-                                                  int num_shared, bool is_cold) const {
+                                                  int num_shared) const {
     Piece shared[MAX_PIECES];
     const int num_shared_pieces =
         find_pieces(shared, keys, values, members->tables, head, first, first, first + num_shared);
     int num_rows = 0;
     for (Member* m = members; m < members + num_members; m++) {
-      place(*m, keys, values, head, first, num_shared, is_cold);
+      place(*m, keys, values, head, first, num_shared, true);
       num_rows += m->num_rows;
     }
     for (int i = 0; i < num_shared_pieces; i++) {
@@ -175,23 +176,24 @@ struct QuadAttend {
   }
 
   // The number of tokens of the chunk that starts at token `first` that a member's row sees.
-  static int seen_by(const Member& m, int row, int group, int64_t first) {
+  int seen_by(const Member& m, int row, int64_t first) const {
     return int(std::clamp<int64_t>(m.visible + (m.is_causal ? row / group : 0) - first, 0, m.count));
   }
 
   // Loads the scales of a member's pieces. Those of shared tokens have been loaded.
   void load_scales(QuadWorkspace& w, const Member& m, int64_t first) const {
     for (int i = 0; i < m.num_pieces; i++) load_piece_scales(w, m.pieces[i]);
-    find_largest_scales(w, seen_by(m, 0, group, first), m.count);
+    find_largest_scales(w, seen_by(m, 0, first), m.count);
   }
 
   // Scores and weights of a member's rows [row, end). Scores of shared tokens have been computed; w.scores begins with row
   // `base` of the tile.
-  __attribute__((noinline)) void weigh_rows(QuadWorkspace& w, const Member& m, int64_t first, int row, int end, int base) const {
+  __attribute__((noinline)) void weigh_rows(QuadWorkspace& w, const Member& m, int64_t first, int row, int end,
+                                            int base) const {
     for (int i = 0; i < m.num_pieces; i++) score(w, m.pieces[i], m.first_row + row, end - row, base);
     // In two passes over the rows, so that the reductions of different rows overlap.
-    for (int r = row; r < end; r++) scale_row(w, m.first_row + r, seen_by(m, r, group, first), base);
-    for (int r = row; r < end; r++) weigh_row(w, m.first_row + r, seen_by(m, r, group, first), m.count, base);
+    for (int r = row; r < end; r++) scale_row(w, m.first_row + r, seen_by(m, r, first), base);
+    for (int r = row; r < end; r++) weigh_row(w, m.first_row + r, seen_by(m, r, first), m.count, base);
   }
 
   // Writes the sums of q[r] times keys of a piece to scores [r - base][at ...]. Values beyond the piece, and in later rows, are

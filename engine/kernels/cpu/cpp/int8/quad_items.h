@@ -101,7 +101,7 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
         part.run_chunk(w, *members, keys, values, head, first, true);
       else
         part.run_shared_chunk(w, members, num_members, keys, values, head, first,
-                              int(std::min<int64_t>(members->tables.prefix_length - first, CHUNK)), true);
+                              int(std::min<int64_t>(members->tables.prefix_length - first, CHUNK)));
       for (int r = 0; r < count * group; r++) {
         const int64_t row = item[SHARED_ROW] + r / group;
         if (items.ends_by(items.own_of(row), end))
