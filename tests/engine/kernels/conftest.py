@@ -1,4 +1,4 @@
-"""Kernels are tested with threads that share their work."""
+"""Kernels are tested with threads that share their work; a test may set another number."""
 
 from collections.abc import Iterator
 

@@ -272,19 +272,25 @@ def test_native_products_and_what_is_between_them(num_rows: int, units: str, fol
     ("dtype", "most_error"), [(torch.bfloat16, 0.01), (torch.float32, 1e-6)], ids=["bf16", "float32"]
 )
 @pytest.mark.parametrize("units", UNITS)
-@pytest.mark.parametrize("num_rows", [33, 300])
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(33, 352), (300, 352), (300, 1056)])
 def test_deep_products(
-    num_rows: int, units: str, dtype: torch.dtype, most_error: float, folders: dict[str, Path]
+    num_rows: int,
+    num_columns: int,
+    units: str,
+    dtype: torch.dtype,
+    most_error: float,
+    folders: dict[str, Path],
 ) -> None:
     """Tiles take the depth in pieces of 4 KB a row: here three, one smaller than the others. Float32 sums have parts.
 
-    A row's product is the same to the last bit whichever rows it is computed with.
+    A row's product is the same to the last bit whichever rows and threads it is computed with. Of 1,056 columns the
+    weights are large: on tiles a group of them meets all rows, or with 5 threads a part of the rows.
     """
     kernels = NativeBackend(
         num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=folders[units]
     )
     generator = torch.Generator().manual_seed(num_rows)
-    x, weight = (torch.randn(size, 4160, generator=generator).to(dtype) for size in (num_rows, 352))
+    x, weight = (torch.randn(size, 4160, generator=generator).to(dtype) for size in (num_rows, num_columns))
     packed = kernels.pack(weight)
     if packed is None:
         assert not kernels.has_products
@@ -294,6 +300,9 @@ def test_deep_products(
     assert (out.double() - expected).abs().max() < most_error * expected.abs().max()
     for first, end in ((0, 1), (1, 4), (2, 7), (3, 12), (0, 13), (5, 32)):
         assert torch.equal(kernels.project(kernels.copy_rows(x[first:end]), packed), out[first:end])
+    for num_threads in (1, 5):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(kernels.project(kernels.copy_rows(x), packed), out)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "float32"])

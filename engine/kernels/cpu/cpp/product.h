@@ -18,8 +18,9 @@ constexpr int64_t AHEAD_BYTES = 4096;
 constexpr int GROUP = 4;   // most panels multiplied with 32 rows one after the other: their output's pages are touched once
 constexpr int TILE_GROUP = 8;          // the same on tiles
 constexpr int64_t DEPTH_BYTES = 4096;  // most bytes of a row that tiles multiply with a group of panels at a time
+constexpr int64_t LARGE_WEIGHTS = 8 << 20;  // bytes of weights from which on tiles read them once, and rows again and again
 
-// Bytes of input rows that stay in the second-level cache, besides panels and output, while they are multiplied.
+// Bytes of input rows, or of panels, that stay in the second-level cache, besides all else, while they are multiplied.
 inline int64_t chunk_bytes() {
 #ifdef _SC_LEVEL2_CACHE_SIZE
   static const int64_t cache_bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -144,14 +145,20 @@ Sum* kept_sums(int64_t count) {
 // The start of part `index` of `num_parts`; the sizes of parts differ by at most 1.
 inline int64_t part_start(int64_t count, int64_t num_parts, int64_t index) { return count * index / num_parts; }
 
+// What tiles prefetch while they multiply a block: for every 64 bytes of depth `count` cache lines, `stride` bytes apart, each
+// time `step` bytes further on.
+struct Prefetch {
+  const char* lines = nullptr;
+  int64_t count = 0, stride = 0, step = 0;
+};
+
 #ifdef HAS_AMX
-// A part of the depth, the bytes [begin, end) of rows, and the sums over the earlier parts: null for the first part. While
-// it is multiplied, the next panel is prefetched: for each step the lines [first_line, last_line) of its 32 cache lines.
+// A part of the depth, the bytes [begin, end) of rows, and the sums over the earlier parts: null for the first part.
 template <typename Sum>
 struct DepthPiece {
   int64_t begin, end;
   const Sum* sums;
-  int first_line, last_line;
+  Prefetch prefetch;
 };
 
 // to[r][c] (32 x 32) = 32 rows of x times one panel, for a part of the depth. Rows of x stay in the first-level cache,
@@ -166,7 +173,9 @@ void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, 
   const char* const lower_rows = rows + 16 * stride;
   const char* columns = reinterpret_cast<const char*>(operands.panels) + panel * PANEL * stride + piece.begin * PANEL;
   const int64_t rows_a_step = (32 * 64 + size - 1) / size;
-  const int64_t first_fetched = stride * PANEL + piece.first_line * 64, last_fetched = stride * PANEL + piece.last_line * 64;
+  const int64_t line_stride = piece.prefetch.stride, line_step = piece.prefetch.step;
+  const int64_t lines_bytes = piece.prefetch.count * line_stride;
+  const char* lines = piece.prefetch.lines;
   const int64_t before_panel = before.panel, before_end = before.first_row + before.count;
   const typename Operands::Sum* sums = before.block;
   int64_t row = before.first_row;
@@ -183,7 +192,8 @@ void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, 
     _tile_stream_loadd(6, columns, 128);
     _tile_stream_loadd(7, columns + 64, 128);
     _tile_loadd(5, lower_rows + k, stride);
-    for (int64_t line = first_fetched; line < last_fetched; line += 64) __builtin_prefetch(columns + line, 0, 2);
+    for (int64_t line = 0; line < lines_bytes; line += line_stride) __builtin_prefetch(lines + line, 0, 2);
+    lines += line_step;
     Operands::multiply_tiles();
     for (const int64_t end = std::min(before_end, row + rows_a_step); row < end; row++, sums += PANEL)
       finish(sums, row, before_panel);
@@ -220,6 +230,13 @@ RowBlock<Operands> find_block(const Operands& operands, int64_t first, int64_t e
   return {operands, first, int(std::min<int64_t>(32, end - first))};
 }
 
+// The order of rows and panels, named by what stays in the second-level cache.
+enum class Order {
+  rows_stay,    // many rows: a chunk of rows, while one group of panels after the other is multiplied with it
+  panels_stay,  // many rows, large weights: a group of panels, while 32 rows after the other are multiplied with it
+  by_panel      // few rows: all of them are multiplied with a panel before the next one
+};
+
 // One thread's part of a product.
 template <typename Operands, typename Finish>
 struct ThreadProduct {
@@ -230,7 +247,7 @@ struct ThreadProduct {
   const Finish& finish;
   const int64_t num_pieces;  // parts of the depth, on tiles
   const bool use_tiles;
-  const bool by_panel;  // all rows are multiplied with a panel before the next one, which is prefetched meanwhile
+  const Order order;
   int64_t panels_from = 0;  // index of the first panel of operands.panels
   alignas(64) Sum blocks[2][BLOCK] = {};
   int turn = 0;
@@ -239,6 +256,7 @@ struct ThreadProduct {
   // Rows [start, end) times panels [first_panel, last_panel).
   void multiply_group(int64_t start, int64_t end, int64_t first_panel, int64_t last_panel) {
     const int64_t num_blocks = (end - start + 31) / 32, num_group_panels = last_panel - first_panel;
+    const bool by_panel = order == Order::by_panel;
     const int64_t num_outer = by_panel ? num_group_panels : num_blocks, num_inner = by_panel ? num_blocks : num_group_panels;
     Sum* const kept = num_pieces > 1 ? kept_sums<Sum>(num_outer * num_inner * BLOCK) : nullptr;
     for (int64_t piece = 0; piece < num_pieces; piece++) {
@@ -248,27 +266,45 @@ struct ThreadProduct {
           const int64_t block = by_panel ? inner : outer, panel = first_panel + (by_panel ? outer : inner);
           const auto rows = find_block(operands, start + 32 * block, end);
           if (!finish.needs(rows.first_row, rows.count, panel)) continue;
-          const int first_line = by_panel ? int(part_start(32, num_blocks, block)) : 0;
-          const int last_line = by_panel ? int(part_start(32, num_blocks, block + 1)) : 0;
-          multiply_block(rows, panel, piece, sums, first_line, last_line);
+          Prefetch prefetch;
+          if (by_panel || block == 0)
+            prefetch = next_panel(panel, piece, by_panel ? block : 0, by_panel ? num_blocks : 1);
+          else if (order == Order::panels_stay)
+            prefetch = next_rows(rows.first_row, piece, inner, num_inner);
+          multiply_block(rows, panel, piece, sums, prefetch);
         }
       }
     }
   }
 
+  int64_t piece_start(int64_t piece) const { return part_start(operands.row_bytes / 64, num_pieces, piece) * 64; }
+
+  // Share `index` of the panel after this one.
+  Prefetch next_panel(int64_t panel, int64_t piece, int64_t index, int64_t num_shares) const {
+    if (!Operands::has_shared_panels) return {};
+    const int64_t first = part_start(32, num_shares, index), count = part_start(32, num_shares, index + 1) - first;
+    const int64_t offset = (panel + 1 - panels_from) * operands.row_bytes + piece_start(piece);
+    return {reinterpret_cast<const char*>(operands.panels) + offset * PANEL + first * 64, count, 64, 64 * PANEL};
+  }
+
+  // Share `index` of the 32 rows after these.
+  Prefetch next_rows(int64_t first_row, int64_t piece, int64_t index, int64_t num_shares) const {
+    const int64_t first = part_start(32, num_shares, index), count = part_start(32, num_shares, index + 1) - first;
+    const int64_t offset = (first_row + 32 + first) * operands.row_bytes + piece_start(piece);
+    return {reinterpret_cast<const char*>(operands.x) + offset, count, operands.row_bytes, 64};
+  }
+
   // A block of rows times one panel, for a part of the depth. sums: in and out, over the parts so far; the last part writes
-  // to `blocks` instead. first_line, last_line: see DepthPiece.
+  // to `blocks` instead.
   template <typename BlockOperands>
-  void multiply_block(const RowBlock<BlockOperands>& rows, int64_t panel, int64_t piece, Sum* sums, int first_line,
-                      int last_line) {
+  void multiply_block(const RowBlock<BlockOperands>& rows, int64_t panel, int64_t piece, Sum* sums,
+                      const Prefetch& prefetch) {
     const int64_t at = panel - panels_from;
     Sum* const block = blocks[turn ^ 1];
     bool is_done = false;
 #ifdef HAS_AMX
     if constexpr (Operands::has_tiles) {
-      const int64_t units = operands.row_bytes / 64;
-      const DepthPiece<Sum> depth{part_start(units, num_pieces, piece) * 64, part_start(units, num_pieces, piece + 1) * 64,
-                                  piece ? sums : nullptr, first_line, last_line};
+      const DepthPiece<Sum> depth{piece_start(piece), piece_start(piece + 1), piece ? sums : nullptr, prefetch};
       if (piece < num_pieces - 1) return multiply_tiles(rows.operands, rows.first_row, at, depth, sums, before, finish);
       if (use_tiles) multiply_tiles(rows.operands, rows.first_row, at, depth, block, before, finish), is_done = true;
     }
@@ -295,23 +331,33 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
   const int64_t num_threads = omp_get_max_threads();
   const int64_t num_panels = num_columns / PANEL;
   const bool use_tiles = Operands::has_tiles && tiles_granted();
-  // Few rows are bound by reading weights: all are multiplied with a panel in the cache while the next one is fetched.
-  const bool is_few = num_rows < 256, by_panel = use_tiles && is_few && Operands::has_shared_panels;
+  const bool is_few = num_rows < 256;
+  const bool is_large = num_panels * PANEL * operands.row_bytes >= LARGE_WEIGHTS;
+  const Order order = !use_tiles || !Operands::has_shared_panels ? Order::rows_stay
+                      : is_few                                   ? Order::by_panel
+                      : is_large                                 ? Order::panels_stay
+                                                                 : Order::rows_stay;
   const int64_t num_pieces = use_tiles ? (operands.row_bytes + DEPTH_BYTES - 1) / DEPTH_BYTES : 1;
-  const int64_t group_panels = use_tiles ? TILE_GROUP : GROUP;
+  const int64_t piece_bytes = (operands.row_bytes + num_pieces - 1) / num_pieces;
+  const int64_t most_panels = order == Order::panels_stay ? std::max<int64_t>(1, chunk_bytes() / (piece_bytes * PANEL))
+                              : use_tiles                 ? TILE_GROUP
+                                                          : GROUP;
+  const int64_t least_groups = (num_panels + most_panels - 1) / most_panels;
   // Tiles read 32 rows at a time, vectors 4: never beyond the rows rounded up to 32.
   const int64_t num_units = (num_rows + row_unit - 1) / row_unit;
-  // Few rows: threads divide the panels, and each computes all rows. Many rows: threads divide the rows.
-  const int64_t most_rows = std::max<int64_t>(32, chunk_bytes() * num_pieces / operands.row_bytes);
-  const int64_t num_chunks = is_few ? 1 : round_up((num_rows + most_rows - 1) / most_rows, num_threads);
-  const int64_t num_groups = round_up((num_panels + group_panels - 1) / group_panels, num_chunks == 1 ? num_threads : 1);
+  // Threads divide the panels where rows are few or panels stay, else the rows.
+  const int64_t most_rows = std::max<int64_t>(32, chunk_bytes() / piece_bytes);
+  const int64_t num_chunks = is_few                       ? 1
+                             : order == Order::panels_stay ? (num_threads + least_groups - 1) / least_groups
+                                                           : round_up((num_rows + most_rows - 1) / most_rows, num_threads);
+  const int64_t num_groups = round_up(least_groups, num_chunks == 1 ? num_threads : 1);
   std::vector<std::atomic<int64_t>> next_groups(num_chunks);  // of each chunk, the next group that no thread has started
 #pragma omp parallel
   {
 #ifdef HAS_AMX
     if (use_tiles) load_tile_config();
 #endif
-    ThreadProduct<Operands, Finish> own{operands, finish, num_pieces, use_tiles, by_panel};
+    ThreadProduct<Operands, Finish> own{operands, finish, num_pieces, use_tiles, order};
     // A thread starts with its own chunks, then helps with those of others: cores may differ in speed.
     const int64_t home = part_start(num_chunks, num_threads, omp_get_thread_num());
     for (int64_t i = 0; i < num_chunks; i++) {

@@ -49,7 +49,7 @@ void multiply(const Element* x, const QuantizedWeights& weights, const std::vect
 #endif
     Element* panels = panel_buffer(most * PANEL * depth);
     const Operands operands(x, panels, depth);
-    ThreadProduct<Operands, Finish> own{operands, finish, 1, use_tiles, false};
+    ThreadProduct<Operands, Finish> own{operands, finish, 1, use_tiles, Order::panels_stay};
     for (int64_t at; (at = next_group.fetch_add(1, std::memory_order_relaxed)) < num_ranges * num_groups;) {
       const RowRange& rows = ranges[at / num_groups];
       const int64_t group = at % num_groups;
