@@ -88,7 +88,7 @@ def explain(
         team = lay_out_workers(workers, replace(engine.to_config(), device=device.lower()))
     else:
         team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=engine.to_config())
-    hardware = choose_hardware(device, checkpoint, team.engine, team.num_on_host)
+    hardware = choose_hardware(checkpoint, team, device)
     source = find_source(database, model, team.engine, planning, full, find_attachments(attach))
     chosen = [load_workload(name).with_adapter(adapter).bind(checkpoint) for name in workloads]
     forecasts = [explain_workload(source, workload, team, hardware) for workload in chosen]

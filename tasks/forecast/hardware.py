@@ -16,6 +16,7 @@ from engine.request import Request
 from engine.simulation.device import DEVICES, Device, Roofline
 from engine.simulation.simulation import SimulationSummary, simulate_plan, summarize_steps
 from engine.simulation.step_tokens import resolve_step_tokens
+from tasks.workers.engine_team import EngineTeam
 
 if TYPE_CHECKING:  # importing torch takes seconds
     import torch
@@ -78,16 +79,19 @@ class Hardware:
         return summarize_steps(steps)
 
 
-def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_host: int = 1) -> Hardware:
+def choose_hardware(checkpoint: Path, team: EngineTeam, name: str | None = None) -> Hardware:
     """The device called `name`, with the model of a checkpoint folder on it.
 
     Args:
-        name: of `DEVICES`, or "cpu", "cuda" or "auto" for a device of this machine.
-        num_on_host: engines that share the rates of a CPU; GPUs are not shared.
+        team: whose engines on a host share the rates of a CPU; GPUs are not shared.
+        name: of `DEVICES`, or "cpu", "cuda" or "auto" for a device of this machine; None for that of the team.
     Raises:
         ConfigError: no such device, or no GPU here.
         ModelError: config.json cannot be read, or the model's cost is not known.
     """
+    config = team.engine
+    if name is None:
+        name = config.device.partition(":")[0]
     if name.lower() not in (*DEVICES, *_MEASURED):
         raise ConfigError(f"no device {name!r}; there are {', '.join((*DEVICES, *_MEASURED))}")
     kind, values = name.lower(), read_json(checkpoint / "config.json")
@@ -103,8 +107,8 @@ def choose_hardware(name: str, checkpoint: Path, config: EngineConfig, num_on_ho
         dtype = computed or dtype_name(find_dtype(config.dtype, here))
         shape = replace(ModelShape.from_config(values, dtype=dtype), quantized_bytes=quantized_bytes)
         device = probe_device(here, shape, dtype)
-        if device.name == "cpu" and num_on_host > 1:  # its memory is not divided: the engine settings do that
-            device = _scale(device, f"{device.title}, divided by {num_on_host} engines", 1 / num_on_host)
+        if device.name == "cpu" and team.num_on_host > 1:  # its memory is not divided: the engine settings do that
+            device = _scale(device, f"{device.title}, divided by {team.num_on_host} engines", 1 / team.num_on_host)
     if (size := config.tensor_parallel_size) > 1 and device.name != "cpu":  # communication is not counted
         device = replace(_scale(device, f"{size} of {device.title}", size), memory_bytes=device.memory_bytes * size)
     return Hardware(device=device, dtype=dtype, shape=shape)

@@ -145,7 +145,7 @@ def predict_run(
     """
     engine, checkpoint = team.engine, Path(job.checkpoint)
     if hardware is None:
-        hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
+        hardware = choose_hardware(checkpoint, team)
     has_labels = any(member.workload.kind.has_labels for member in job.members)
     codec = TextCodec.load(checkpoint) if has_labels else None
     started = time.perf_counter()

@@ -90,9 +90,7 @@ def forecast_whole(
         ArtifactError: a plan is not what its reference says.
         CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
     """
-    engine = team.engine
-    checkpoint = Path(sample.job.checkpoint)
-    hardware = choose_hardware(engine.device.partition(":")[0], checkpoint, engine, team.num_on_host)
+    hardware = choose_hardware(Path(sample.job.checkpoint), team)
     whole = read_plan_summary(plan)
     length = mean_of(np.array(output_tokens, dtype=float), whole.num_rows, workload.kind.max_answer_tokens)
 
@@ -107,7 +105,7 @@ def forecast_whole(
     ratio = _compare_speed(sample.steps, simulated["step_seconds"])
     all_rows = replace(sample.job.first, workload=workload, first_row_id=0)
     of_all = cache(partial(simulate, replace(sample.job, plan=plan, members=(all_rows,))))
-    block_bytes = hardware.shape.kv_block_bytes(engine)
+    block_bytes = hardware.shape.kv_block_bytes(team.engine)
     return SampledForecast(
         num_rows=whole.num_rows,
         seconds=_multiply(length.map(lambda num_tokens: of_all(num_tokens)["elapsed_seconds"]), ratio),
@@ -117,7 +115,7 @@ def forecast_whole(
         speed_ratio=ratio,
         weight_bytes=hardware.shape.weight_bytes,
         peak_kv_bytes=length.map(lambda num_tokens: of_all(num_tokens)["peak_kv_blocks"] * block_bytes),
-        kv_budget_bytes=hardware.kv_bytes(engine),
+        kv_budget_bytes=hardware.kv_bytes(team.engine),
     )
 
 

@@ -35,6 +35,7 @@ from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import FailurePolicy, InferJob, Member, StopRequest
 from tasks.storage.artifact import ArtifactRef
+from tasks.workers.engine_team import EngineTeam
 from tasks.workloads.workload import load_workload
 from tests.sources import make_job
 
@@ -127,7 +128,7 @@ def serve(model: Path) -> None:
         import_module(name)
     for module, name in KEPT:
         getattr(import_module(module), name)()
-    choose_hardware("cpu", checkpoint, config)  # its rates are measured once for all nights with a deadline
+    choose_hardware(checkpoint, EngineTeam(engine=config), "cpu")  # measures once for all nights with a deadline
     digest = checkpoint_digest(checkpoint)
     with PROCESS_HOST.use(make_job("", load_workload("snippets"), checkpoint, model_digest=digest, engine=config)):
         pass

@@ -17,6 +17,7 @@ from engine.model.model import Model
 from engine.model.model_shape import ModelShape
 from engine.simulation.device import DEVICES, Roofline, StepWork
 from tasks.forecast.hardware import choose_hardware
+from tasks.workers.engine_team import EngineTeam
 
 CONFIG = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
@@ -98,7 +99,7 @@ def test_explain_counts_what_is_in_8_bits_and_what_is_not() -> None:
 
 
 def test_a_kv_budget_is_judged_by_the_format(tiny_llama: Path) -> None:
-    hardware = choose_hardware("h200", tiny_llama, EngineConfig(dtype="fp8"))
+    hardware = choose_hardware(tiny_llama, EngineTeam(engine=EngineConfig(dtype="fp8")), "h200")
     block_bytes = 16 * hardware.shape.kv_bytes_per_token
     check_kv_budget(EngineConfig(dtype="fp8", block_size=16, kv_memory_bytes=2 * block_bytes), tiny_llama)
     with pytest.raises(CapacityError, match=f"one block of 16 tokens needs {block_bytes} bytes"):

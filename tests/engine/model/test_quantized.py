@@ -22,6 +22,7 @@ from engine.model.model_shape import ModelShape
 from engine.model.proof.tiny_model import make_tiny_model, shrink
 from engine.model.quantized.quantized_model import find_quantized
 from tasks.forecast.hardware import choose_hardware
+from tasks.workers.engine_team import EngineTeam
 from tests.engine.model.families import make_config
 from tests.engine.model.quantized_files import write_quantized, write_shaped
 
@@ -152,13 +153,14 @@ def test_what_is_not_covered_is_named(
 
 def test_a_forecast_counts_the_bytes_of_the_file(computed: str, shaped: Callable[[str], Path], tmp_path: Path) -> None:
     opened, plain = write_quantized(shaped("llama"), tmp_path, {"weight": "Q8_0"})
-    hardware = choose_hardware("cpu", opened, EngineConfig())
+    unpacked = EngineTeam(engine=EngineConfig(dtype=computed))  # type: ignore[arg-type]
+    hardware = choose_hardware(opened, EngineTeam(engine=EngineConfig()))
     assert isinstance(shape := hardware.shape, ModelShape)
-    wide = choose_hardware("cpu", plain, EngineConfig(dtype=computed)).shape  # type: ignore[arg-type]
+    wide = choose_hardware(plain, unpacked).shape
     assert hardware.dtype == computed
     assert shape.weight_bytes == round(wide.weight_bytes * 34 / 32 / wide.value_bytes)
     assert shape.kv_bytes_per_token == wide.kv_bytes_per_token
-    assert choose_hardware("cpu", opened, EngineConfig(dtype=computed)).shape == wide  # type: ignore[arg-type]
+    assert choose_hardware(opened, unpacked).shape == wide
 
 
 def test_a_checkpoint_is_the_same_wherever_its_file_lies(shaped: Callable[[str], Path], tmp_path: Path) -> None:
