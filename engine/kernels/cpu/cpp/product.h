@@ -16,9 +16,10 @@ constexpr int PANEL = 32;  // output columns whose weights are stored together
 constexpr int64_t AHEAD_BYTES = 4096;
 
 constexpr int GROUP = 4;   // most panels multiplied with 32 rows one after the other: their output's pages are touched once
-constexpr int TILE_GROUP = 8;          // the same on tiles
-constexpr int64_t DEPTH_BYTES = 4096;  // most bytes of a row that tiles multiply with a group of panels at a time
-constexpr int64_t LARGE_WEIGHTS = 8 << 20;  // bytes of weights from which on tiles read them once, and rows again and again
+constexpr int TILE_GROUP = 8;               // the same on tiles
+constexpr int64_t DEPTH_BYTES = 4096;       // most bytes of a row that tiles multiply with a group of panels at a time
+constexpr int64_t FEW_ROWS = 256;           // fewer rows than these all stay in the second-level cache
+constexpr int64_t LARGE_WEIGHTS = 4 << 20;  // bytes of weights from which on tiles read them once, and rows again and again
 
 // Bytes of input rows, or of panels, that stay in the second-level cache, besides all else, while they are multiplied.
 inline int64_t chunk_bytes() {
@@ -129,7 +130,8 @@ void finish_block(const Unfinished<Sum>& unfinished, const Finish& finish) {
   for (int r = 0; r < unfinished.count; r++) finish(unfinished.block + r * PANEL, unfinished.first_row + r, unfinished.panel);
 }
 
-inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+inline int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
+inline int64_t round_up(int64_t count, int64_t unit) { return divide_up(count, unit) * unit; }
 
 // A thread's memory for sums over a part of the depth.
 template <typename Sum>
@@ -318,6 +320,24 @@ struct ThreadProduct {
   }
 };
 
+// Threads take groups of panels, each for a chunk of the rows.
+struct Division {
+  int64_t num_chunks, num_groups;
+};
+
+// piece_bytes: of a row that is multiplied at a time.
+inline Division divide(Order order, bool use_tiles, int64_t num_rows, int64_t num_panels, int64_t piece_bytes) {
+  const int64_t num_threads = omp_get_max_threads();
+  if (order == Order::panels_stay) {
+    const int64_t num_groups = divide_up(num_panels, std::max<int64_t>(1, chunk_bytes() / (piece_bytes * PANEL)));
+    if (num_groups < num_threads) return {divide_up(num_threads, num_groups), num_groups};
+    return {1, round_up(num_groups, num_threads)};
+  }
+  const int64_t num_groups = divide_up(num_panels, use_tiles ? TILE_GROUP : GROUP);
+  if (num_rows < FEW_ROWS) return {1, round_up(num_groups, num_threads)};
+  return {round_up(divide_up(num_rows, std::max<int64_t>(32, chunk_bytes() / piece_bytes)), num_threads), num_groups};
+}
+
 // Multiplies rows of x with panels of weights, on all threads, and calls finish(sums, row, panel) for every row and every
 // panel that finish.needs.
 // Operands have: the type Sum; has_shared_panels: whether all rows use the same panels; x, panels; row_bytes: of a row of x;
@@ -328,29 +348,20 @@ template <typename Operands, typename Finish>
 void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, const Finish& finish,
               int64_t row_unit = Operands::has_tiles && tiles_granted() ? 32 : 4) {
   if (num_rows == 0) return;
-  const int64_t num_threads = omp_get_max_threads();
   const int64_t num_panels = num_columns / PANEL;
   const bool use_tiles = Operands::has_tiles && tiles_granted();
-  const bool is_few = num_rows < 256;
-  const bool is_large = num_panels * PANEL * operands.row_bytes >= LARGE_WEIGHTS;
-  const Order order = !use_tiles || !Operands::has_shared_panels ? Order::rows_stay
-                      : is_few                                   ? Order::by_panel
-                      : is_large                                 ? Order::panels_stay
-                                                                 : Order::rows_stay;
-  const int64_t num_pieces = use_tiles ? (operands.row_bytes + DEPTH_BYTES - 1) / DEPTH_BYTES : 1;
-  const int64_t piece_bytes = (operands.row_bytes + num_pieces - 1) / num_pieces;
-  const int64_t most_panels = order == Order::panels_stay ? std::max<int64_t>(1, chunk_bytes() / (piece_bytes * PANEL))
-                              : use_tiles                 ? TILE_GROUP
-                                                          : GROUP;
-  const int64_t least_groups = (num_panels + most_panels - 1) / most_panels;
+  Order order = Order::rows_stay;
+  if (use_tiles && Operands::has_shared_panels) {
+    if (num_rows < FEW_ROWS)
+      order = Order::by_panel;
+    else if (num_columns * operands.row_bytes >= LARGE_WEIGHTS)
+      order = Order::panels_stay;
+  }
+  const int64_t num_pieces = use_tiles ? divide_up(operands.row_bytes, DEPTH_BYTES) : 1;
+  const Division parts = divide(order, use_tiles, num_rows, num_panels, divide_up(operands.row_bytes, num_pieces));
+  const int64_t num_chunks = parts.num_chunks, num_groups = parts.num_groups;
   // Tiles read 32 rows at a time, vectors 4: never beyond the rows rounded up to 32.
-  const int64_t num_units = (num_rows + row_unit - 1) / row_unit;
-  // Threads divide the panels where rows are few or panels stay, else the rows.
-  const int64_t most_rows = std::max<int64_t>(32, chunk_bytes() / piece_bytes);
-  const int64_t num_chunks = is_few                       ? 1
-                             : order == Order::panels_stay ? (num_threads + least_groups - 1) / least_groups
-                                                           : round_up((num_rows + most_rows - 1) / most_rows, num_threads);
-  const int64_t num_groups = round_up(least_groups, num_chunks == 1 ? num_threads : 1);
+  const int64_t num_units = divide_up(num_rows, row_unit);
   std::vector<std::atomic<int64_t>> next_groups(num_chunks);  // of each chunk, the next group that no thread has started
 #pragma omp parallel
   {
@@ -359,7 +370,7 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
 #endif
     ThreadProduct<Operands, Finish> own{operands, finish, num_pieces, use_tiles, order};
     // A thread starts with its own chunks, then helps with those of others: cores may differ in speed.
-    const int64_t home = part_start(num_chunks, num_threads, omp_get_thread_num());
+    const int64_t home = part_start(num_chunks, omp_get_num_threads(), omp_get_thread_num());
     for (int64_t i = 0; i < num_chunks; i++) {
       const int64_t chunk = (home + i) % num_chunks;
       const int64_t start = part_start(num_units, num_chunks, chunk) * row_unit;
