@@ -154,6 +154,12 @@ struct Prefetch {
   int64_t count = 0, stride = 0, step = 0;
 };
 
+// Share `index` of the 32 lines from `lines` on.
+inline Prefetch share_of_lines(const char* lines, int64_t stride, int64_t step, int64_t index, int64_t num_shares) {
+  const int64_t first = part_start(32, num_shares, index);
+  return {lines + first * stride, part_start(32, num_shares, index + 1) - first, stride, step};
+}
+
 #ifdef HAS_AMX
 // A part of the depth, the bytes [begin, end) of rows, and the sums over the earlier parts: null for the first part.
 template <typename Sum>
@@ -284,16 +290,14 @@ struct ThreadProduct {
   // Share `index` of the panel after this one.
   Prefetch next_panel(int64_t panel, int64_t piece, int64_t index, int64_t num_shares) const {
     if (!Operands::has_shared_panels) return {};
-    const int64_t first = part_start(32, num_shares, index), count = part_start(32, num_shares, index + 1) - first;
-    const int64_t offset = (panel + 1 - panels_from) * operands.row_bytes + piece_start(piece);
-    return {reinterpret_cast<const char*>(operands.panels) + offset * PANEL + first * 64, count, 64, 64 * PANEL};
+    const int64_t offset = ((panel + 1 - panels_from) * operands.row_bytes + piece_start(piece)) * PANEL;
+    return share_of_lines(reinterpret_cast<const char*>(operands.panels) + offset, 64, 64 * PANEL, index, num_shares);
   }
 
   // Share `index` of the 32 rows after these.
   Prefetch next_rows(int64_t first_row, int64_t piece, int64_t index, int64_t num_shares) const {
-    const int64_t first = part_start(32, num_shares, index), count = part_start(32, num_shares, index + 1) - first;
-    const int64_t offset = (first_row + 32 + first) * operands.row_bytes + piece_start(piece);
-    return {reinterpret_cast<const char*>(operands.x) + offset, count, operands.row_bytes, 64};
+    const int64_t offset = (first_row + 32) * operands.row_bytes + piece_start(piece);
+    return share_of_lines(reinterpret_cast<const char*>(operands.x) + offset, operands.row_bytes, 64, index, num_shares);
   }
 
   // A block of rows times one panel, for a part of the depth. sums: in and out, over the parts so far; the last part writes
