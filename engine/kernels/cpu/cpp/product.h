@@ -180,7 +180,7 @@ void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, 
   const char* const rows = reinterpret_cast<const char*>(operands.x) + first_row * stride + piece.begin;
   const char* const lower_rows = rows + 16 * stride;
   const char* columns = reinterpret_cast<const char*>(operands.panels) + panel * PANEL * stride + piece.begin * PANEL;
-  const int64_t rows_a_step = (32 * 64 + size - 1) / size;
+  const int64_t rows_a_step = divide_up(32 * 64, size);
   const int64_t line_stride = piece.prefetch.stride, line_step = piece.prefetch.step;
   const int64_t lines_bytes = piece.prefetch.count * line_stride;
   const char* lines = piece.prefetch.lines;
@@ -263,7 +263,7 @@ struct ThreadProduct {
 
   // Rows [start, end) times panels [first_panel, last_panel).
   void multiply_group(int64_t start, int64_t end, int64_t first_panel, int64_t last_panel) {
-    const int64_t num_blocks = (end - start + 31) / 32, num_group_panels = last_panel - first_panel;
+    const int64_t num_blocks = divide_up(end - start, 32), num_group_panels = last_panel - first_panel;
     const bool by_panel = order == Order::by_panel;
     const int64_t num_outer = by_panel ? num_group_panels : num_blocks, num_inner = by_panel ? num_blocks : num_group_panels;
     Sum* const kept = num_pieces > 1 ? kept_sums<Sum>(num_outer * num_inner * BLOCK) : nullptr;

@@ -40,7 +40,7 @@ void multiply(const Element* x, const QuantizedWeights& weights, const std::vect
   // Panels multiplied with a row while it is in the first-level cache; unpacked, they fit the second-level cache.
   const int64_t panel_bytes = PANEL * depth * int64_t(sizeof(Element));
   const int64_t most = most_rows <= 64 ? 1 : std::clamp<int64_t>(chunk_bytes() / panel_bytes, 1, 2 * GROUP);
-  const int64_t num_groups = std::min(num_panels, round_up((num_panels + most - 1) / most, num_threads));
+  const int64_t num_groups = std::min(num_panels, round_up(divide_up(num_panels, most), num_threads));
   std::atomic<int64_t> next_group(0);
 #pragma omp parallel
   {
