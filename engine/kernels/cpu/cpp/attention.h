@@ -306,7 +306,7 @@ struct Attend {
     if (has_window) begin = std::max(0, *std::min_element(w.lowest, w.lowest + num_rows)) / SUB * SUB;
     for (int first = begin; first < num_tokens; first += CHUNK) {
       const int count = std::min(CHUNK, num_tokens - first);
-      const int num_subs = (count + SUB - 1) / SUB;
+      const int num_subs = int(divide_up(count, SUB));
       for (int s = 0; is_cold && s < num_subs; s++) fetch(keys + sub_block(table, head, first + s * SUB));
       for (int at = 0; at < count; at += SPAN) {
         for (int s = at / SUB; s < std::min(num_subs, (at + SPAN) / SUB); s++) {
@@ -379,7 +379,7 @@ struct Attend {
 // The number of rows that products compute if `used` rows are needed.
 inline int padded_rows(int used, Units units) {
   if (units == Units::tiles) return used > 16 ? 32 : 16;
-  return (used + SET - 1) / SET * SET;
+  return int(round_up(used, SET));
 }
 
 // Copies the query rows (token-major, then query head) of tokens [first, first + count) for one KV head; unused rows are 0.

@@ -32,7 +32,7 @@ struct FloatOperands {
   // See PairOperands.
   void multiply_vectors(int64_t first_row, int64_t panel, float* block, int count) const {
     const float *from = x + first_row * depth, *columns = panels + panel * PANEL * depth;
-    const int64_t num_parts = (depth + FLOAT_TERMS - 1) / FLOAT_TERMS;
+    const int64_t num_parts = divide_up(depth, FLOAT_TERMS);
     std::fill(block, block + round_up(count, 4) * PANEL, 0.0f);
     for (int64_t part = 0; part < num_parts; part++) {
       const int64_t begin = part_start(depth, num_parts, part), end = part_start(depth, num_parts, part + 1);

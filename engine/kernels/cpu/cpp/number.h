@@ -22,6 +22,9 @@ namespace {
 
 constexpr float LOG2E = 1.44269504088896341f;
 
+inline int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
+inline int64_t round_up(int64_t count, int64_t unit) { return divide_up(count, unit) * unit; }
+
 struct bf16 {
   uint16_t bits;
 };

@@ -130,9 +130,6 @@ void finish_block(const Unfinished<Sum>& unfinished, const Finish& finish) {
   for (int r = 0; r < unfinished.count; r++) finish(unfinished.block + r * PANEL, unfinished.first_row + r, unfinished.panel);
 }
 
-inline int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
-inline int64_t round_up(int64_t count, int64_t unit) { return divide_up(count, unit) * unit; }
-
 // A thread's memory for sums over a part of the depth.
 template <typename Sum>
 Sum* kept_sums(int64_t count) {
