@@ -1,6 +1,8 @@
 // The operations of a plain decoder layer besides products and attention: RMSNorm, rotation with the KV write, SwiGLU.
 #pragma once
 
+#include <tuple>
+
 #include "attention.h"
 
 namespace {
@@ -82,24 +84,35 @@ template <typename T>
 void rotate_and_store(T* qkv, const float* cos, const float* sin, const T* q_norm, const T* k_norm, float epsilon, T* keys,
                       T* values, const AttentionShape& shape, const AttentionWork& work) {
   const int num_q_heads = shape.num_q_heads, num_kv_heads = shape.num_kv_heads, dim = shape.dim, block_size = shape.block_size;
-  const int64_t* const slots = work.slots;
+  const int64_t head_stride = int64_t(block_size) * dim;
+  // Of the first head: the 16 keys and 2 values of which a row's own are one, and the row's token in its sub-block.
+  const auto place = [&](int64_t row) {
+    const int64_t block = work.slots[row] / block_size;
+    const int offset = int(work.slots[row] % block_size), token = offset % SUB;
+    const int64_t at = block * num_kv_heads * head_stride + int64_t(offset - token) * dim;
+    return std::tuple(keys + at + token / 16 * 16 * dim, values + at + token / 2 * 2 * dim, token);
+  };
 #pragma omp parallel for
   for (int64_t row = 0; row < work.num_rows; row++) {
+    if (work.is_elsewhere(row + 1)) {
+      const auto [next_keys, next_values, _] = place(row + 1);
+      for (int h = 0; h < num_kv_heads; h++) {
+        fetch_to_write(next_keys + h * head_stride, 16 * dim * sizeof(T));
+        fetch_to_write(next_values + h * head_stride, 2 * dim * sizeof(T));
+      }
+    }
     T* x = qkv + row * shape.qkv_size();
     for (int h = 0; h < num_q_heads + num_kv_heads; h++) {
       const T* norm = h < num_q_heads ? q_norm : k_norm;
       if (norm) rms_norm_row(x + h * dim, norm, x + h * dim, dim, epsilon);
       rotate(x + h * dim, cos + row * dim, sin + row * dim, dim);
     }
-    const int64_t block = slots[row] / block_size;
-    const int offset = int(slots[row] % block_size);
+    const auto [own_keys, own_values, token] = place(row);
     for (int h = 0; h < num_kv_heads; h++) {
-      const int64_t at = (block * num_kv_heads + h) * block_size * dim + int64_t(offset) / SUB * SUB * dim;
-      const int token = offset % SUB;
       const T* k = x + (num_q_heads + h) * dim;
       const T* v = k + num_kv_heads * dim;
-      T* to_k = keys + at + token / 16 * 16 * dim + token % 16 * 2;
-      T* to_v = values + at + token / 2 * 2 * dim + token % 2;
+      T* to_k = own_keys + h * head_stride + token % 16 * 2;
+      T* to_v = own_values + h * head_stride + token % 2;
       for (int d = 0; d < dim; d += 2) std::memcpy(static_cast<void*>(to_k + d * 16), k + d, 2 * sizeof(T));
       store_every_other(v, to_v, dim);
     }

@@ -32,11 +32,19 @@ struct AttentionWork {
   const int32_t *prefix_blocks, *own_blocks, *own_seen;
   float* state;
   int64_t num_rows, num_shared, num_own;
+
+  // Whether there is such a row, and its KV is not beside that of the row before it.
+  bool is_elsewhere(int64_t row) const { return row < num_rows && slots[row] != slots[row - 1] + 1; }
 };
 
 enum { SHARED_ROW, SHARED_COUNT, SHARED_TABLE, SHARED_LENGTH, SHARED_COLUMNS };
 // OWN_VISIBLE: own tokens that the first row sees; OWN_NUM_SHARED: tokens that a shared item has covered.
 enum { OWN_ROW, OWN_COUNT, OWN_TABLE, OWN_VISIBLE, OWN_PREFIX_TABLE, OWN_PREFIX_LENGTH, OWN_NUM_SHARED, OWN_COLUMNS };
+
+// Prefetches cache lines that are written soon.
+inline void fetch_to_write(const void* to, int64_t num_bytes) {
+  for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(static_cast<const char*>(to) + i, 1, 2);
+}
 
 // How many KV heads of an item a thread takes one after the other: all if there are items enough for all threads, since the
 // heads of a block are neighbours in memory, and what is fetched ahead of one head belongs to the next.

@@ -2,6 +2,8 @@
 // The order of a row's sums does not depend on other rows.
 #pragma once
 
+#include <tuple>
+
 #include "quad_items.h"
 #include "quad_product.h"
 
@@ -198,20 +200,34 @@ inline void rotate_and_store(bf16* qkv, const float* cos, const float* sin, cons
                              float epsilon, int8_t* keys, int8_t* values, const AttentionShape& shape,
                              const AttentionWork& work) {
   const int num_q_heads = shape.num_q_heads, num_kv_heads = shape.num_kv_heads, dim = shape.dim, block_size = shape.block_size;
-  const int64_t* const slots = work.slots;
+  const int64_t sub_bytes = sub_block_bytes(dim), head_stride = block_size / SUB * sub_bytes;
+  // Of the first head: where a row's sub-blocks of keys and of values begin, and the row's token in them.
+  const auto place = [&](int64_t row) {
+    const int64_t block = work.slots[row] / block_size;
+    const int offset = int(work.slots[row] % block_size);
+    const int64_t at = block * num_kv_heads * head_stride + offset / SUB * sub_bytes;
+    return std::tuple(keys + at, values + at, offset % SUB);
+  };
 #pragma omp parallel for
   for (int64_t row = 0; row < work.num_rows; row++) {
+    if (work.is_elsewhere(row + 1)) {
+      const auto [next_keys, next_values, next_token] = place(row + 1);
+      for (int h = 0; h < num_kv_heads; h++) {
+        fetch_to_write(next_keys + h * head_stride + next_token / 16 * 16 * dim, 16 * dim);
+        fetch_to_write(next_values + h * head_stride + next_token / 4 * 4 * dim, 4 * dim);
+        fetch_to_write(next_keys + h * head_stride + SUB * dim, SUB * sizeof(bf16));
+        fetch_to_write(next_values + h * head_stride + SUB * dim, SUB * sizeof(bf16));
+      }
+    }
     alignas(64) float normed[MAX_DIM], rotated[MAX_DIM];
     int8_t bytes[MAX_DIM];
     const float *row_cos = cos + row * dim, *row_sin = sin + row * dim;
-    const int64_t block = slots[row] / block_size;
-    const int offset = int(slots[row] % block_size), token = offset % SUB;
+    const auto [own_keys, own_values, token] = place(row);
     for (int h = 0; h < num_q_heads + 2 * num_kv_heads; h++) {
       bf16* head = qkv + row * shape.qkv_size() + h * dim;
       const int kv_head = h < num_q_heads + num_kv_heads ? h - num_q_heads : h - num_q_heads - num_kv_heads;
-      const int64_t at = ((block * num_kv_heads + kv_head) * block_size + offset / SUB * SUB) * (dim + int64_t(sizeof(bf16)));
       if (h >= num_q_heads + num_kv_heads) {
-        int8_t* to = values + at;
+        int8_t* to = own_values + kv_head * head_stride;
         const bf16 scale = head_to_bytes(head, bytes, dim);
         store_every_fourth(bytes, to + token / 4 * 4 * dim + token % 4, dim);
         std::memcpy(to + SUB * dim + token * sizeof scale, &scale, sizeof scale);
@@ -228,7 +244,7 @@ inline void rotate_and_store(bf16* qkv, const float* cos, const float* sin, cons
         for (int d = 0; d < dim; d += 16) store_lanes(head + d, load_lanes(rotated + d));
         continue;
       }
-      int8_t* to = keys + at;
+      int8_t* to = own_keys + kv_head * head_stride;
       const bf16 scale = head_to_bytes(rotated, bytes, dim);
       for (int d = 0; d < dim; d += 4) std::memcpy(to + token / 16 * 16 * dim + d * 16 + token % 16 * 4, bytes + d, 4);
       std::memcpy(to + SUB * dim + token * sizeof scale, &scale, sizeof scale);
