@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -13,8 +14,8 @@ from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.scoring import Scoring
+from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import WorkCapacity
-from engine.kernels.triton.relay import RelayAttention
 from engine.kernels.triton.triton_attention import PagedAttention, TritonAttention
 from engine.kernels.triton.tuned import Launch
 
@@ -47,6 +48,12 @@ def tuning_steps() -> Iterator[TuningStep]:
         yield TuningStep(groups=[GroupSize(prefix_len=2048, members=[(rows, rows)] * 3)], is_mixed=True)
 
 
+class SharedAttention(TritonAttention):
+    """Every prefix is shared, as in relay attention, and merged within the launch, as the engine does it."""
+
+    name: ClassVar[SharePolicy] = "relay"
+
+
 class TuningBench:
     """Measures launches for one element type and head dim; the steps' expected results are computed once.
 
@@ -75,7 +82,7 @@ class TuningBench:
         for index, step in enumerate(self._steps):
             if step.is_mixed and launch.wide is None:
                 continue
-            kinds: tuple[type[TritonAttention], ...] = (PagedAttention, RelayAttention)
+            kinds: tuple[type[TritonAttention], ...] = (PagedAttention, SharedAttention)
             for kind in kinds if step.has_prefix_tiles else kinds[:1]:
                 found.append(self._time(index, step, self._backend(kind), launch))
         return found

@@ -66,10 +66,17 @@ def _run_tile(
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
     WIDENS_DOT: tl.constexpr, IS_MERGING: tl.constexpr, IS_AMD: tl.constexpr,
 ):  # fmt: skip
-    row, group_head, is_row = packed_rows(tile, row_ids, GROUP_SIZE, M)
+    # A wide tile's loop leaves no registers for what is needed after it.
+    IS_KEPT: tl.constexpr = not (SPLIT_LOOP or HAS_WINDOW or IS_AMD)
+    row, group_head, is_row = packed_rows(tile, row_ids, GROUP_SIZE, M, not IS_KEPT)
     head = (kv_head * GROUP_SIZE + group_head).to(tl.int64)
     first_element = kv_head.to(tl.int64) * stride_head
-    fields = rows + row * ROW_WIDTH + tl.load(tile + POSITION_AT)
+    fields = rows + row * ROW_WIDTH
+    position_fields = fields + tl.load(tile + POSITION_AT)
+    if IS_KEPT:
+        part = tl.load(tile + PART)
+        first_part = tl.load(fields + FIRST_PART)
+        num_parts = tl.load(fields + NUM_PARTS)
     key_scales = key_cache
     value_scales = value_cache
     if HAS_SCALES:
@@ -77,31 +84,34 @@ def _run_tile(
         value_scales = kv_scales(value_cache, kv_head, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE)
     result, lse = attend_tile(
         tile, query + row.to(tl.int64) * stride_query_row + head * stride_query_head,
-        tl.load(fields + 1), tl.load(fields),
+        tl.load(position_fields + 1), tl.load(position_fields),
         key_cache + first_element, value_cache + first_element, key_scales, value_scales,
         block_table, scale, cap, window, stride_block, stride_token,
         HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, M, N, SPLIT_LOOP, HAS_WINDOW, HAS_CAP, HAS_SCALES, WIDENS_DOT,
     )  # fmt: skip
-    row, group_head, is_row = packed_rows(tile, row_ids, GROUP_SIZE, M)
-    head = (kv_head * GROUP_SIZE + group_head).to(tl.int64)
-    first_element = kv_head.to(tl.int64) * stride_head
-    fields = rows + row * ROW_WIDTH
+    if not IS_KEPT:
+        row, group_head, is_row = packed_rows(tile, row_ids, GROUP_SIZE, M, True)
+        head = (kv_head * GROUP_SIZE + group_head).to(tl.int64)
+        fields = rows + row * ROW_WIDTH
     dim = tl.arange(0, HEAD_DIM_PADDED)
     is_element = is_row[:, None] & (dim < HEAD_DIM)[None, :]
     out_rows = out + row.to(tl.int64) * stride_out_row + head * stride_out_head
-    part = tl.load(tile + PART)
+    if not IS_KEPT:
+        part = tl.load(tile + PART)
     if part < 0:
         if HAS_SINKS:  # the tile is all of its rows' attention: the sink takes its share of the weights
             result *= (1.0 / (1.0 + tl.exp2(sink_scores(sinks, head) - lse)))[:, None]
         tl.store(out_rows[:, None] + dim[None, :], result, mask=is_element)
     else:
         NUM_Q_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP_SIZE
-        first_part = tl.load(fields + FIRST_PART)
+        if not IS_KEPT:
+            first_part = tl.load(fields + FIRST_PART)
         where = (first_part + part).to(tl.int64) * NUM_Q_HEADS + head
         tl.store(partial_lse + where, lse, mask=is_row)
         tl.store(partial_out + where[:, None] * HEAD_DIM + dim[None, :], result, mask=is_element)
         if IS_MERGING:
-            num_parts = tl.load(fields + NUM_PARTS)
+            if not IS_KEPT:
+                num_parts = tl.load(fields + NUM_PARTS)
             counter = counters + row.to(tl.int64) * NUM_Q_HEADS + head
             _finish_stores(IS_AMD)
             arrived = tl.atomic_add(counter, 1, mask=is_row, sem="acq_rel", scope="gpu")

@@ -19,8 +19,6 @@ import triton.language as tl
 from engine.kernels.triton.device_work import DeviceWork
 from engine.kernels.triton.tile import FIRST_PART, NUM_PARTS, ROW_WIDTH
 
-_COLUMNS = tl.constexpr(32)
-
 
 @triton.jit
 def sink_scores(sinks, head):
@@ -37,39 +35,56 @@ def merge_rows(
 
     out_rows: pointers ``[M]`` to the rows' first element. first_part, num_parts, head (of all query heads): ``[M]``.
     A sink (`sink_scores`) is a part with a weight and an output of 0.
-    A few columns at a time, so that the merge does not need more registers than the tile before it.
+
+    Each read of partial results takes a trip to L2, so two parts are read at once. A few columns at a time, so that the
+    merge does not need more registers than the tile before it.
     """
+    COLUMNS: tl.constexpr = 64 if M <= 16 else 32
     most = tl.max(tl.where(is_merged, num_parts, 0), 0)
-    column = tl.arange(0, _COLUMNS)
-    for first_column in range(0, HEAD_DIM, _COLUMNS):
-        dim = first_column + column
-        is_dim = (dim < HEAD_DIM)[None, :]
-        acc = tl.zeros([M, _COLUMNS], dtype=tl.float32)
-        top = tl.full([M], float("-inf"), dtype=tl.float32)
-        total = tl.zeros([M], dtype=tl.float32)
-        if HAS_SINKS:
-            top = sink_scores(sinks, head)
-            total = tl.full([M], 1.0, dtype=tl.float32)
-        for part in range(most):
-            is_read = is_merged & (part < num_parts)
-            where = (first_part + part).to(tl.int64) * NUM_Q_HEADS + head
-            # .cg bypasses L1, which may have stale lines: other programs wrote these values in this launch.
-            lse = tl.load(partial_lse + where, mask=is_read, other=float("-inf"), cache_modifier=".cg")
-            out = tl.load(
-                partial_out + where[:, None] * HEAD_DIM + dim[None, :],
-                mask=is_read[:, None] & is_dim,
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            new_top = tl.maximum(top, lse)
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-            decay = tl.exp2(top - shift)
-            weight = tl.exp2(lse - shift)
-            acc = acc * decay[:, None] + out * weight[:, None]
-            total = total * decay + weight
-            top = new_top
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(out_rows[:, None] + dim[None, :], acc, mask=is_merged[:, None] & is_dim)
+    if most > 0:
+        for first_column in range(0, HEAD_DIM, COLUMNS):
+            dim = first_column + tl.arange(0, COLUMNS)
+            is_dim = (dim < HEAD_DIM)[None, :]
+            acc = tl.zeros([M, COLUMNS], dtype=tl.float32)
+            top = tl.full([M], float("-inf"), dtype=tl.float32)
+            total = tl.zeros([M], dtype=tl.float32)
+            if HAS_SINKS:
+                top = sink_scores(sinks, head)
+                total = tl.full([M], 1.0, dtype=tl.float32)
+            for part in range(0, most, 2):
+                lse, out = _read_part(
+                    partial_out, partial_lse, first_part + part, head, is_merged & (part < num_parts), dim, is_dim,
+                    NUM_Q_HEADS, HEAD_DIM,
+                )  # fmt: skip
+                next_lse, next_out = _read_part(
+                    partial_out, partial_lse, first_part + part + 1, head, is_merged & (part + 1 < num_parts), dim,
+                    is_dim, NUM_Q_HEADS, HEAD_DIM,
+                )  # fmt: skip
+                new_top = tl.maximum(top, tl.maximum(lse, next_lse))
+                shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+                decay = tl.exp2(top - shift)
+                weight = tl.exp2(lse - shift)
+                next_weight = tl.exp2(next_lse - shift)
+                acc = acc * decay[:, None] + out * weight[:, None] + next_out * next_weight[:, None]
+                total = total * decay + weight + next_weight
+                top = new_top
+            acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            tl.store(out_rows[:, None] + dim[None, :], acc, mask=is_merged[:, None] & is_dim)
+
+
+@triton.jit
+def _read_part(
+    partial_out, partial_lse, index, head, is_read, dim, is_dim, NUM_Q_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr
+):  # fmt: skip
+    """The log-sum-exp ``[M]`` of partial results and their columns `dim`; -inf and 0 where is_read ``[M]`` is false."""
+    where = index.to(tl.int64) * NUM_Q_HEADS + head
+    # .cg bypasses L1, which may have stale lines: other programs wrote these values in this launch.
+    lse = tl.load(partial_lse + where, mask=is_read, other=float("-inf"), cache_modifier=".cg")
+    out = tl.load(
+        partial_out + where[:, None] * HEAD_DIM + dim[None, :], mask=is_read[:, None] & is_dim, other=0.0,
+        cache_modifier=".cg",
+    )  # fmt: skip
+    return lse, out
 
 
 @triton.jit
