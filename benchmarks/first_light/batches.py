@@ -31,9 +31,9 @@ from engine.model.model_shape import ModelShape
 SERVER = {"sharing": "lru", "max_running_requests": 256, "attention": "paged", "order": "fcfs"}
 """An inference server's policies: a block cache, at most 256 requests, paged attention, first come first served."""
 
-ROUNDS = {"ours": (2, 1), "ours in fp8": (2, 1), "server": (2, 1), "transformers": (1, 1)}
+ROUNDS = {"ours": (2, 1), "ours in fp8": (2, 1), "server": (2, 1), "transformers": (0, 1)}
 """By engine, warm-up and measured runs, of which two differed by 0.3 % at most. Ours compiles kernels in the first one
-and captures graphs in the second; transformers sets up its batching in each run, and its runs are the longest."""
+and captures graphs in the second; transformers, whose runs are the longest, is warmed up by a few prompts."""
 
 KV_TOKENS = 32_768
 """A fifth of the batch, since a night is many times what the device holds. With four times as much memory, a server's
@@ -88,7 +88,9 @@ class Lab:
             model="", dtype=self._dtype, device=str(self._device), kv_tokens=self._kv_tokens, kv_bytes=0,
             max_num_batched_tokens=self._max_tokens, max_model_len=0, num_threads=0, scratch="",
         )  # fmt: skip
-        return ContinuousEngine.around(self._model(), settings)
+        engine = ContinuousEngine.around(self._model(), settings)
+        engine.run(self.batches["prefill"].first(4, 1).work("shuffled", round_number=0))
+        return engine
 
     def _model(self) -> Any:
         return make_model(self._shape, self._device, getattr(torch, self._dtype))
@@ -169,7 +171,8 @@ def _measure_engine(
         )
     if names[0] == MAIN[0]:
         for kind, batch in _profiles(lab, name):
-            stage.measure(f"profile: {kind}", lambda b=batch: _profile(lab, engine(), b))
+            num_warm_up = 0 if lab.is_tiny or kind in names else 2
+            stage.measure(f"profile: {kind}", lambda b=batch, n=num_warm_up: _profile(engine(), b, n))
 
 
 def _timed(engine: Any, batch: Batch, rounds: tuple[int, int], lab: Lab, ceilings: Ceilings) -> dict[str, Any]:
@@ -202,10 +205,10 @@ def _profiles(lab: Lab, name: str) -> Iterator[tuple[str, Batch]]:
     yield "case-1", lab.batches["case-1"]
 
 
-def _profile(lab: Lab, engine: BatchloomEngine, batch: Batch) -> dict[str, Any]:
-    """The third run, when everything is compiled and captured."""
-    for number in () if lab.is_tiny else (11, 12):
-        engine.run(batch.work("shuffled", round_number=number))
+def _profile(engine: BatchloomEngine, batch: Batch, num_warm_up: int) -> dict[str, Any]:
+    """A run in which everything is compiled and captured, after so many others."""
+    for number in range(num_warm_up):
+        engine.run(batch.work("shuffled", round_number=11 + number))
     work = batch.work("shuffled", round_number=13)
     found, answers = profiled(lambda: engine.run(work))
     num_steps = answers.details["num_steps"]
