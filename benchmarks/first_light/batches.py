@@ -167,7 +167,7 @@ def _measure_engine(
     for workload in names[:1] if lab.is_tiny else names:
         stage.measure(
             f"{name}: {workload}",
-            lambda w=workload: _timed(engine(), lab.batches[w], (1, 1) if lab.is_tiny else ROUNDS[name], lab, ceilings),
+            lambda w=workload: _timed(engine(), lab.batches[w], ROUNDS[name], lab, ceilings),
         )
     if names[0] == MAIN[0]:
         for kind, batch in _profiles(lab, name):

@@ -78,17 +78,15 @@ def measure_batch(
             before_round()
         turn = round_number % max(1, len(names))
         for name in names[turn:] + names[:turn]:
-            timed = found.get(name)
-            if isinstance(timed, str):
+            if isinstance(found.get(name), str):
                 continue
             try:
                 answers, memory = engines[name].run(work, run_seconds)
             except PeerError as error:
                 found[name] = str(error)
                 continue
-            if round_number < num_unmeasured:
-                found[name] = Timed(seconds=[], answers=answers)
-            elif timed is not None:
+            timed = found.setdefault(name, Timed(seconds=[], answers=answers))
+            if isinstance(timed, Timed) and round_number >= num_unmeasured:
                 timed.seconds.append(answers.seconds)
                 timed.answers = answers
                 timed.peak_host_bytes = max(timed.peak_host_bytes, memory["host_bytes"])

@@ -212,6 +212,15 @@ def case_1_batch() -> Batch:
     return batch
 
 
+def test_without_a_warm_up_the_first_run_counts() -> None:
+    found = measure_batch(
+        {"batchloom": CountingEngine()}, case_1_batch(), "shuffled", num_unmeasured=0, num_repeats=2, run_seconds=1
+    )
+    timed = found["batchloom"]
+    assert isinstance(timed, Timed)
+    assert timed.seconds == [1, 2]
+
+
 def test_the_machine_is_measured_in_each_measured_round() -> None:
     """Ceilings are measured before the engines run; the highest rate counts."""
     engine = CountingEngine()

@@ -33,7 +33,7 @@ from engine.kernels.triton.tuned import Launch, TunedAttention
 SharePolicy = Literal["fused", "paged", "relay"]
 """Which prefixes are shared: those for which the cost model predicts a gain (fused), none (paged), or all (relay)."""
 
-SHARE_MARGIN = 0.08
+SHARE_MARGIN = 0.05
 """The share of a step's time that sharing must save to be preferred to paged attention: the cost model's error."""
 
 
