@@ -66,6 +66,13 @@ def _entries(block_table, start, last, BLOCK_SIZE: tl.constexpr, N: tl.constexpr
 
 
 @triton.jit
+def _widened(values, dtype: tl.constexpr):
+    """Values in the format of queries; exact. NVIDIA's 8-bit format goes by way of fp32, since the compiler would take
+    fp16, which is converted to bf16 at a quarter of the rate."""
+    return values.to(tl.float32).to(dtype) if values.dtype == tl.float8e4nv else values.to(dtype)
+
+
+@triton.jit
 def _attend_range(
     acc, top, total, query, key_head, value_head, key_scales, value_scales, block_table,
     begin, end, last, first_position, first_seen, positions, scale, cap, stride_block, stride_token,
@@ -104,7 +111,7 @@ def _attend_range(
             key = tl.load(key_head + where, mask=is_dim, other=0.0)
         if WIDENS_DOT:
             key = key.to(tl.float32)
-        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * scale
+        scores = tl.dot(query, tl.trans(_widened(key, query.dtype)), input_precision="ieee") * scale
         if HAS_SCALES:
             scores *= tl.load(key_scales + scale_at).to(tl.float32)[None, :]
         if HAS_CAP:
@@ -131,7 +138,7 @@ def _attend_range(
             value = tl.load(value_head + where, mask=is_dim, other=0.0)
         if HAS_SCALES:
             weights *= tl.load(value_scales + scale_at).to(tl.float32)[None, :]
-            weights, value = weights.to(query.dtype), value.to(query.dtype)
+            weights, value = weights.to(query.dtype), _widened(value, query.dtype)
         else:
             weights = weights.to(value.dtype)
         if WIDENS_DOT:

@@ -88,11 +88,10 @@ class TunedAttention:
 
         def for_conversion(found: Launch) -> Launch:
             narrow, wide = found.narrow, found.wide
-            if wide is None:
-                return replace(found, narrow=replace(narrow, tokens=min(narrow.tokens, 64)))
-            if found.name == "grouped":
-                narrow, wide = (replace(shape, tokens=min(shape.tokens, 32)) for shape in (narrow, wide))
-            return replace(found, num_stages=2, narrow=narrow, wide=wide)
+            if wide is None or found.name == "grouped":
+                narrow = replace(narrow, tokens=min(narrow.tokens, 32))
+                wide = wide and replace(wide, tokens=min(wide.tokens, 32))
+            return replace(found, num_stages=2 if wide else found.num_stages, narrow=narrow, wide=wide)
 
         return replace(
             self,
