@@ -325,7 +325,7 @@ struct QuadAttend {
       for (int half = 0; half < 2; half++) {
         const int at = j + 16 * half;
         const Lanes weight = by_registers(
-            [](Floats score, Floats factor, Floats top) { return exp2_floats(fused_floats(score, factor, top)); },
+            [](Floats score, Floats factor, Floats top) { return exp2_any(fused_floats(score, factor, top)); },
             load_lanes(scores + at), factor, top);
         sums += weight;
         const Lanes scaled = load_lanes(w.value_scales + at) * inverse;

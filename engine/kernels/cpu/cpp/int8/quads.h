@@ -112,29 +112,31 @@ inline Floats fused_floats(Floats a, Floats b, Floats c) {
 }
 inline Lanes fused(Lanes a, Lanes b, Lanes c) { return by_registers(fused_floats, a, b, c); }
 
-// 2^x for x <= 0, relative error about 4e-6; 2^-126 for x < -126.
-inline Floats exp2_floats(Floats x) {
-  x = larger_floats(x, Floats{} - 126.0f);
-#if !defined(NO_VECTORS) && defined(__AVX512F__)
-  const Floats floor = Floats(_mm512_roundscale_ps(__m512(x), _MM_FROUND_TO_NEG_INF));
+// 2^x for x <= 0, relative error about 3e-6; at most 2^-126 for x < -126, how much depends on the processor.
+inline Floats exp2_any(Floats x) {
+#if !defined(NO_VECTORS) && defined(__AVX512DQ__)
+  // Exact, as below: the nearest whole number, not the one below, is taken away, so no bit of f is lost.
+  const Floats f = Floats(_mm512_reduce_ps(__m512(x), _MM_FROUND_TO_NEAREST_INT)), whole = x - f;
 #else
+  x = larger_floats(x, Floats{} - 126.0f);
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-  const Floats nearest = (x + shift) - shift;
-  const Floats floor = nearest > x ? nearest - 1.0f : nearest;
+  const Floats whole = (x + shift) - shift, f = x - whole;
 #endif
-  const Floats f = x - floor;
-  Floats p = Floats{} + 1.3534167e-2f;
-  p = fused_floats(p, f, Floats{} + 5.2011464e-2f);
-  p = fused_floats(p, f, Floats{} + 2.41442757e-1f);
-  p = fused_floats(p, f, Floats{} + 6.93003834e-1f);
-  p = fused_floats(p, f, Floats{} + 1.000002593f);
-#if !defined(NO_VECTORS) && defined(__AVX512F__)
-  return Floats(_mm512_scalef_ps(__m512(p), __m512(floor)));  // p 2^floor
+  Floats p = Floats{} + 9.57010221e-3f;
+  p = fused_floats(p, f, Floats{} + 5.59178628e-2f);
+  p = fused_floats(p, f, Floats{} + 2.40247443e-1f);
+  p = fused_floats(p, f, Floats{} + 6.93121791e-1f);
+  p = fused_floats(p, f, Floats{} + 9.99999285e-1f);
+#if !defined(NO_VECTORS) && defined(__AVX512DQ__)
+  return Floats(_mm512_scalef_ps(__m512(p), __m512(whole)));  // p 2^whole
 #else
   typedef int32_t Wholes __attribute__((vector_size(FLOATS * 4)));
-  return p * Floats((__builtin_convertvector(floor, Wholes) + 127) << 23);
+  return p * Floats((__builtin_convertvector(whole, Wholes) + 127) << 23);
 #endif
 }
+
+// The same; 2^-126 for x < -126.
+inline Floats exp2_floats(Floats x) { return exp2_any(larger_floats(x, Floats{} - 126.0f)); }
 inline Lanes exp2_lanes(Lanes x) { return by_registers(exp2_floats, x); }
 
 // A register of sums, or of quads of bytes. QUAD_ROWS by QUAD_HALVES vectors of 16 sums fit the registers.
