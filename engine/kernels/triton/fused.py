@@ -66,7 +66,7 @@ def _run_tile(
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
     WIDENS_DOT: tl.constexpr, IS_MERGING: tl.constexpr, IS_AMD: tl.constexpr,
 ):  # fmt: skip
-    # A wide tile's loop leaves no registers for what is needed after it.
+    # The loop of a wide tile, and a window, leave no registers for what is needed after it; on AMD they cost programs.
     IS_KEPT: tl.constexpr = not (SPLIT_LOOP or HAS_WINDOW or IS_AMD)
     row, group_head, is_row = packed_rows(tile, row_ids, GROUP_SIZE, M, not IS_KEPT)
     head = (kv_head * GROUP_SIZE + group_head).to(tl.int64)
