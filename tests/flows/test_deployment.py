@@ -20,6 +20,7 @@ import pytest
 import yaml
 from prefect import Flow
 from prefect.flows import load_flow_from_entrypoint
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.callables import parameter_schema
 
@@ -242,6 +243,8 @@ def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends
     answers = nights.answers()
     with temporary_settings({PREFECT_API_URL: server["PREFECT_API_URL"]}):
         nights.run("snippets", full=True)
+        # Else Prefect tells a minute later, in another test, that it cannot send the night's log: the server has ended.
+        APILogWorker.drain_all(timeout=10)
     assert nights.answers() == answers, "those of an undisturbed night"
 
 
