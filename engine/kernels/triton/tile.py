@@ -41,19 +41,19 @@ SLOT_MASK = tl.constexpr((1 << SLOT_BITS) - 1)
 
 
 @triton.jit
-def packed_rows(tile, row_ids, GROUP_SIZE: tl.constexpr, M: tl.constexpr, IS_AGAIN: tl.constexpr):
+def packed_rows(tile, row_ids, GROUP_SIZE: tl.constexpr, M: tl.constexpr, IS_TWICE: tl.constexpr):
     """The tile's packed rows ``[M]``: the row of the batch, the query head within the KV head, and whether it exists.
 
     Rows beyond the tile's tokens repeat its last token, so that every load is valid; they are not stored.
 
-    IS_AGAIN: they are computed a second time, so that they need no registers in between. The loads are volatile, since
-    the compiler would keep the values else; such loads go to L2.
+    IS_TWICE: they are computed before and after the tile's loop, so that they need no registers in it. The loads are
+    volatile, since the compiler would keep the values else; such loads go to L2.
     """
     packed = tl.arange(0, M)
     token = packed // GROUP_SIZE
     # M need not be a multiple of GROUP_SIZE: the work list gives a tile at most M // GROUP_SIZE tokens.
-    num_tokens = tl.load(tile + NUM_TOKENS, volatile=IS_AGAIN)
-    first_row_id = tl.load(tile + FIRST_ROW_ID, volatile=IS_AGAIN)
+    num_tokens = tl.load(tile + NUM_TOKENS, volatile=IS_TWICE)
+    first_row_id = tl.load(tile + FIRST_ROW_ID, volatile=IS_TWICE)
     row = tl.load(row_ids + first_row_id + tl.minimum(token, num_tokens - 1))
     return row, packed % GROUP_SIZE, token < num_tokens
 
