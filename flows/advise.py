@@ -2,7 +2,7 @@
 
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -18,6 +18,7 @@ from flows.settings import Attachments, PlanSettings, find_attachments
 from flows.workload_run import describe_source
 from tasks.database.connection import connect
 from tasks.layouts.advice import LayoutAdvice, advise_layouts
+from tasks.nights.batches import list_batches
 from tasks.nights.graph import plan_waves
 from tasks.runs.source import Source
 from tasks.workloads.workload import Workload, load_workload
@@ -27,14 +28,15 @@ LOCK_TIMEOUT_SECONDS = 5.0
 
 def list_jobs(
     workload: str, database: Path | None, model: str | None, attach: Attachments
-) -> Iterator[tuple[Source, list[Workload]]]:
-    """The workloads that are planned together: each wave of a night file, or the one workload. See `advise`. Raises
-    `BatchloomError` if a file, the database or the model cannot be used."""
+) -> Iterator[tuple[Source, list[Workload], Collection[str]]]:
+    """The workloads that are planned together: each batch of a night file, or the one workload; and the names of those
+    whose layout is never chosen. See `advise`. Raises `BatchloomError` if a file, the database or the model cannot be
+    used."""
     if not _is_night(workload):
         loaded = load_workload(workload)
         if database is None or model is None:
             raise ConfigError("a workload needs --database and --model; a night file names them itself")
-        yield _describe(database, model, EngineConfig(), PlanSettings(), find_attachments(attach)), [loaded]
+        yield _describe(database, model, EngineConfig(), PlanSettings(), find_attachments(attach)), [loaded], ()
         return
     if database is not None or model is not None or attach:
         raise ConfigError("a night file names its database, models and attachments itself")
@@ -42,7 +44,9 @@ def list_jobs(
     for wave in plan_waves(plan.steps):
         model, engine = plan.models[wave.model]
         source = _describe(plan.database, model, engine.to_config(), plan.tables.planning, plan.attach)
-        yield source, [plan.workloads[name] for name in wave.steps]
+        workloads = [plan.workloads[name] for name in wave.steps]
+        for batch in list_batches(workloads, is_joint=not plan.tables.machines.exchange):
+            yield source, batch, plan.cascades.keys()
 
 
 def _describe(
@@ -87,7 +91,7 @@ def advise(
     attach: Attachments = (),
     json: bool = False,
 ) -> int:
-    """Print how many prompt tokens a workload, or each wave of a night, computes with its layouts, and with the best.
+    """Print how many prompt tokens a workload, or each batch of a night, computes with its layouts, and with the best.
 
     Args:
         workload: name of a shipped workload, its TOML file, or a night file; all rows of its query count, answered or
@@ -99,9 +103,9 @@ def advise(
     """
     found = []
     with plain_log(sys.stderr):
-        for source, workloads in list_jobs(workload, database, model, attach):
+        for source, workloads, fixed in list_jobs(workload, database, model, attach):
             try:
-                found.append(advise_layouts(source, [each.bind(source.checkpoint) for each in workloads]))
+                found.append(advise_layouts(source, [each.bind(source.checkpoint) for each in workloads], fixed))
             except BatchloomError as error:
                 if not _is_night(workload):
                     raise

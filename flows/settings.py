@@ -85,6 +85,7 @@ class EngineSettings(_EngineFields):  # type: ignore[misc]  # its fields are tho
         given: dict[str, Any] = self.model_dump()
         for name in ("kv_memory", "swap_memory", "keep_prefixes"):
             size = given.pop(name)
+            size = f"{size}B" if size.endswith("i") else size  # pydantic reads "4G", "4GB", "4GiB", but not "4Gi"
             given[f"{name}_bytes"] = size if size == "auto" else int(TypeAdapter(ByteSize).validate_python(size))
         if given["keep_prefixes_bytes"] and database is not None:
             given["prefix_folder"] = str(runs_folder(database) / "prefixes")

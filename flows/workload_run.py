@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -43,8 +43,6 @@ def find_source(
         from flows.proof import prove_architecture  # takes seconds to import
 
         prove_architecture(source.checkpoint)
-        if is_encoder(source.checkpoint):
-            source = replace(source, method="none")  # each token attends to the whole text: prompts share nothing
     check_weights(engine, source.checkpoint)
     return source
 
@@ -55,6 +53,8 @@ def describe_source(
     """As `find_source`, without a check that the engine can compute the model. See `find_source`."""
     checkpoint = resolve_checkpoint(model)
     check_tokenizer(checkpoint)
+    # In an encoder each token attends to the whole text: prompts share nothing.
+    can_share = is_plain(read_json(checkpoint / "config.json")) or not is_encoder(checkpoint)
     return Source(
         database=database,
         model=model,
@@ -62,7 +62,7 @@ def describe_source(
         model_digest=checkpoint_digest(checkpoint),
         max_model_len=read_max_model_len(checkpoint, engine.max_model_len),
         full=full,
-        method=planning.method,
+        method=planning.method if can_share else "none",
         partition_tokens=planning.partition_tokens,
         block_size=engine.shared_block_size,
         attach=attach,
@@ -135,19 +135,21 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
     except BaseException as error:
         stop_run(run, workload, error)
         raise
-    return write_rows(workload, run, num_left)
+    end_run(run, num_left)
+    return write_rows(workload, run)
 
 
 def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run:
     """A run of the workload that starts now, its folder and record on disk. See `Run.begin`."""
-    source = night.source
+    source, questions = night.source, workload.kind.question_digests
     config = {
         "engine": asdict(night.engine),
         "planning": {"method": source.method, "partition_tokens": source.partition_tokens},
         "failures": asdict(night.failures),
         "machines": night.machines.model_dump(),
         "workload": {"source": workload.source, "key": list(workload.key), "columns": dict(workload.kind.columns)}
-        | ({} if workload.adapter is None else {"adapter": workload.adapter.folder}),
+        | ({} if workload.adapter is None else {"adapter": workload.adapter.folder})
+        | ({} if not questions else {"questions": list(questions.values())}),
         "full": source.full,
         "attach": dict(source.attach),
     }
@@ -203,16 +205,16 @@ def count_left(night: Night, workload: Workload, parts: list[ArtifactRef], num_r
     return num_rows - num_tried
 
 
-def write_rows(workload: Workload, run: Run, num_left: int) -> RunSummary:
-    """End a run that did not fail: write its answers to the tables, then its report page.
-
-    Args:
-        num_left: rows that the deadline left unanswered.
-    """
+def end_run(run: Run, num_left: int) -> None:
+    """End a run that did not fail; the deadline left `num_left` rows unanswered."""
     if num_left:
         run.end("deadline", f"{num_left:,} rows were not reached before the deadline")
     else:
         run.end("completed")
+
+
+def write_rows(workload: Workload, run: Run) -> RunSummary:
+    """Write the answers of a run that has ended to the tables, then its report page."""
     try:
         summary = write(run, workload)
     except DatabaseError as error:

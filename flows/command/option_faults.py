@@ -1,6 +1,7 @@
 """Wrong options of the command line, described in one line."""
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
 
 from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 from pydantic import ValidationError
@@ -42,6 +43,10 @@ def describe_usage(error: CycloptsError, command: str, options: Collection[str])
                 "with --workload"
             )
     if isinstance(error, MissingArgumentError) and error.argument is not None:
+        given = error.root_input_tokens or []
+        files = [token for before, token in pairwise(given) if token.endswith(".toml") and before != "--workload"]
+        if command == "nightly" and "file" not in options and files:
+            return f"a night file comes before the options: batchloom nightly {files[0]} ..."
         unnamed, shown = ARGUMENTS.get(command, ("", ""))
         is_unnamed = error.argument.field_info.name == unnamed
         if is_unnamed and command == "compare":

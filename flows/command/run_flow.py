@@ -51,7 +51,8 @@ def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
     except HTTPError as error:
         return fail(f"{name}: {describe_lost_server(error)}", EXIT_FAILED)
     except (KeyboardInterrupt, SystemExit) as error:
-        rest = "; what is answered is kept, and the next run does the rest" if name == "nightly" else ""
+        is_kept = name == "nightly" and (options.get("sample") is None or options.get("keep"))
+        rest = "; what is answered is kept, and the next run does the rest" if is_kept else ""
         return fail(f"{name}: stopped{rest}", EXIT_TERMINATED if isinstance(error, SystemExit) else EXIT_INTERRUPTED)
     finally:
         if can_interrupt:  # the process only exits now: no traceback

@@ -12,7 +12,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from engine.errors import ConfigError, NightError
+from engine.errors import ConfigError, DatabaseError, NightError
 from flows.command.run_flow import prepare_console
 from flows.nights.check import find_problems
 from flows.nights.night_file import NightPlan, load_night
@@ -23,9 +23,11 @@ from tasks.cascades.certificate import certify
 from tasks.cascades.row_choice import RowChoice
 from tasks.forecast.load_time import forecast_load
 from tasks.nights.allotment import Portion, allot, begin_wave
+from tasks.nights.batches import list_batches
 from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.publish import publish_night
+from tasks.recover import recover_runs
 from tasks.runs.run import needs_isolation
 from tasks.runs.run_summary import RunSummary, show_summaries
 from tasks.runs.source import Source
@@ -169,8 +171,8 @@ class NightRun:
                 results[name] = error
         night = replace(night, source=replace(night.source, choices=choices))
         workloads = [self._plan.workloads[name] for name in wave.steps if name not in results]
-        for adapter in dict.fromkeys(workload.adapter for workload in workloads):
-            results |= answer_alike(night, [workload for workload in workloads if workload.adapter == adapter])
+        for batch in list_batches(workloads, is_joint=not night.machines.exchange):
+            results |= answer_batch(night, batch)
         return {name: self._note(name, result) for name, result in results.items()}
 
     def _choose_rows(self, name: str, source: Source) -> dict[str, RowChoice]:
@@ -223,22 +225,24 @@ class NightRun:
         return self._nights[model]
 
 
-def answer_alike(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
-    """Answer workloads of one model and adapter, as one batch if possible; gives summaries and errors by name."""
-    results: dict[str, RunSummary | Exception] = {}
-    together = [workload for workload in workloads if not workload.kind.is_pooled]
-    if len(together) > 1 and not night.machines.exchange:
+def answer_batch(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
+    """Answer workloads as one batch, or one by one if that fails; gives summaries and errors by name."""
+    if len(workloads) > 1:
         try:
-            results = run_subflow(night, together)
+            return run_subflow(night, workloads)
         except Exception as error:
-            names = " + ".join(workload.name for workload in together)
+            names = " + ".join(workload.name for workload in workloads)
             LOGGER.warning("%s: not answered as one batch, but one by one: %s", names, " ".join(str(error).split()))
+        try:
+            recover_runs(night.source.database)  # answers not written yet: their rows would be answered again
+        except DatabaseError as error:
+            return {workload.name: error for workload in workloads}
+    results: dict[str, RunSummary | Exception] = {}
     for workload in workloads:
-        if workload.name not in results:
-            try:
-                results |= run_subflow(night, [workload])
-            except Exception as error:
-                results[workload.name] = error
+        try:
+            results |= run_subflow(night, [workload])
+        except Exception as error:
+            results[workload.name] = error
     return results
 
 

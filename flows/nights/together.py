@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Sequence
 
-from engine.errors import FailureRateError
+from engine.errors import DatabaseError, FailureRateError
 from flows.workers import infer_plan, measure_all
 from flows.workload_run import (
     Night,
     begin_run,
     count_left,
+    end_run,
     infer_rows,
     plan_rows,
     read_rows,
@@ -40,7 +41,7 @@ def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, Ru
     plan's saving and the forecast are those of the whole batch. A deadline may leave rows of any workload.
 
     Returns:
-        by workload its summary, or the error if too many of its rows failed.
+        by workload its summary, or the error if too many of its rows failed or its answers could not be written.
     Raises:
         the error of a stage, which ends all runs; answers so far are written.
     """
@@ -54,15 +55,20 @@ def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, Ru
         for workload, run in runs:
             stop_run(run, workload, error)
         raise
-    results: dict[str, RunSummary | Exception] = {}
-    for workload, run in runs:
-        end = ends.get(workload.name, 0)
-        if isinstance(end, Exception):
-            stop_run(run, workload, end)
-            results[workload.name] = end
-        else:
-            results[workload.name] = write_rows(workload, run, end)
-    return results
+    for workload, run in runs:  # all before the first is written, which may be stopped
+        if not isinstance(end := ends.get(workload.name, 0), Exception):
+            end_run(run, end)
+    return {workload.name: _write(workload, run, ends.get(workload.name)) for workload, run in runs}
+
+
+def _write(workload: Workload, run: Run, end: int | Exception | None) -> RunSummary | Exception:
+    if isinstance(end, Exception):
+        stop_run(run, workload, end)
+        return end
+    try:
+        return write_rows(workload, run)
+    except DatabaseError as error:
+        return error
 
 
 def _answer(night: Night, runs: Sequence[WorkloadRun]) -> dict[str, int | Exception]:
@@ -79,7 +85,10 @@ def _answer(night: Night, runs: Sequence[WorkloadRun]) -> dict[str, int | Except
     runs = [(workload, run) for workload, run, _ in busy]
     if len(runs) == 1:
         workload, run = runs[0]
-        return {workload.name: infer_rows(night, workload, run, plan_rows(source, workload, run, tokens[0]))}
+        try:
+            return {workload.name: infer_rows(night, workload, run, plan_rows(source, workload, run, tokens[0]))}
+        except FailureRateError as error:
+            return {workload.name: error}
     num_planned = [count_planned(ref) for ref in tokens]
     if infer_together(night, runs, tokens, _plan_together(night, runs, tokens)) is None:
         return {workload.name: num_rows for (workload, _), num_rows in zip(runs, num_planned, strict=True)}

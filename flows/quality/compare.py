@@ -7,6 +7,7 @@ import logging
 import sys
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -79,7 +80,7 @@ def compare(
         raise ConfigError("an exchange carries the work of one workload, and compare answers two: leave exchange empty")
     with hold_night(database, lock_timeout_seconds, is_written=False):
         first, second = (use_kept(database, load_workload(name)) for name in workloads)
-        config = engine.to_config()
+        config = replace(engine.to_config(), keep_prefixes_bytes=0)  # nothing is written
         source = find_source(database, model, config, planning, True, find_attachments(attach))
         machines.check_host(config, source.checkpoint)
         with closing(Workers(machines)) as workers:

@@ -8,7 +8,7 @@ from pathlib import Path
 from flows.prediction import forecast_rows, read_and_plan
 from flows.quality.sample_page import render_sample
 from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
-from flows.workload_run import Night, begin_run, infer_rows, plan_rows, tokenize_rows, write_rows
+from flows.workload_run import Night, begin_run, end_run, infer_rows, plan_rows, tokenize_rows, write_rows
 from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.settle import settle_layouts
 from tasks.recover import stop_run
@@ -52,7 +52,10 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
                 stop_run(run, workload, error)
             raise
         _show(night, workload, run, sample, plan)
-        return write_rows(workload, run, num_left) if keep else None
+        if not keep:
+            return None
+        end_run(run, num_left)
+        return write_rows(workload, run)
 
 
 def _show(night: Night, workload: Workload, run: Run, sample: Sample, plan: ArtifactRef) -> None:

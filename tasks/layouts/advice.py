@@ -1,12 +1,13 @@
 """Compares the layouts of workloads over all rows of their queries, and gives advice."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasks.layouts.choose import WORTH_SPLITTING, find_orders, order_rows, spread_orders
 from tasks.layouts.estimate import RowOrders
+from tasks.layouts.parts import Parts, arrange_workload
 from tasks.layouts.side import Side, count_tokens, describe_orders
 from tasks.runs.source import Source
 from tasks.workloads.workload import Workload
@@ -52,14 +53,23 @@ class LayoutAdvice:
     sentences: tuple[str, ...] = ()
 
 
-def advise_layouts(source: Source, workloads: Sequence[Workload]) -> LayoutAdvice:
+def advise_layouts(source: Source, workloads: Sequence[Workload], cascaded: Container[str] = ()) -> LayoutAdvice:
     """Count the prompt tokens of workloads that are answered together, in their own and in other layouts. Raises what
-    reading the rows and making their prompts raise."""
+    reading the rows and making their prompts raise.
+
+    Args:
+        cascaded: names of workloads that are steps of a cascade, which keep the written layout.
+    """
     with tempfile.TemporaryDirectory(prefix="batchloom-advise-") as name:
         folder = Path(name)
         sides = []
         for number, workload in enumerate(workloads):
-            side = Side.read(source, workload, folder / str(number))
+            if workload.name in cascaded:
+                why = "both models of a cascade get the same prompt"
+                side = Side.read(source, arrange_workload(workload, ()), folder / str(number))
+                side = replace(side, parts=Parts(head=workload.prompt.template, fixed_because=why))
+            else:
+                side = Side.read(source, workload, folder / str(number))
             sides.append(replace(side, can_move=not side.parts.fixed_because))
         names, num_rows = tuple(workload.name for workload in workloads), sum(side.num_rows for side in sides)
         if not num_rows:

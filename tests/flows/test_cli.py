@@ -307,12 +307,20 @@ def test_help_shows_arguments_and_defaults(tmp_path: Path, capsys: pytest.Captur
     assert "╭─ When the run tries again, and when it gives up ──" in shown
 
 
+@pytest.mark.parametrize(("text", "size"), [("4Gi", 4 << 30), ("4GiB", 4 << 30), ("4G", 4e9), ("1.5 mb", 1.5e6)])
+def test_sizes_have_units(text: str, size: float) -> None:
+    config = EngineSettings(kv_memory=text, keep_prefixes=text).to_config()
+    assert (config.kv_memory_bytes, config.keep_prefixes_bytes) == (size, size)
+
+
 def test_what_is_missing_is_named(nights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     night = tmp_path / "night.toml"
     night.write_text("")
     for arguments, message in (
         (["nightly"], "nightly: --database is missing"),
         (["nightly", *nights.inputs[:2]], "nightly: --model is missing"),
+        (["nightly", "--full", "night.toml"], "nightly: a night file comes before the options: batchloom nightly"),
+        (["nightly", "--full", "--workload", "mine.toml"], "nightly: --database is missing"),
         (["nightly", "--database"], "nightly: Parameter --database requires an argument."),
         (
             ["compare", "old.toml", *nights.inputs],

@@ -17,7 +17,7 @@ from prefect import flow
 
 from engine.errors import DatabaseError
 from engine.execution.step_record import StepRecord
-from flows.workload_run import write_rows
+from flows.workload_run import end_run, write_rows
 from tasks.infer import infer
 from tasks.partitions import attempt
 from tasks.partitions.engine_host import PROCESS_HOST
@@ -64,7 +64,8 @@ def test_answers_that_cannot_be_written_are_said_to_stay(nights: Any) -> None:
     run = begin_run(nights)
     nights.sql("alter table documents rename column title to name")  # while the night computes
     message = f"table 'documents' has no column 'title'.*; the answers stay in {run.folder}, and the next run writes"
-    end = flow(name="end", persist_result=False)(lambda: write_rows(load_workload("snippets"), run, 0))
+    end_run(run, 0)
+    end = flow(name="end", persist_result=False)(lambda: write_rows(load_workload("snippets"), run))
     with pytest.raises(DatabaseError, match=message):
         end()
     nights.sql("alter table documents rename column name to title")

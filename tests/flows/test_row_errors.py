@@ -36,7 +36,7 @@ AT_ONCE = FailurePolicy(retry_delay_seconds=0.01)
 class Spoiler:
     """Raises in front of the embedding, where it is told to, and counts the model's forwards."""
 
-    def __init__(self, error: Callable[[torch.Tensor], Exception | None]) -> None:
+    def __init__(self, error: Callable[[torch.Tensor], BaseException | None]) -> None:
         self.num_forwards = 0
         self._error = error
 
@@ -49,7 +49,7 @@ class Spoiler:
 
 
 @contextmanager
-def spoiled(error: Callable[[torch.Tensor], Exception | None]) -> Iterator[Spoiler]:
+def spoiled(error: Callable[[torch.Tensor], BaseException | None]) -> Iterator[Spoiler]:
     spoiler = Spoiler(error)
     handle = register_module_forward_pre_hook(spoiler)
     try:

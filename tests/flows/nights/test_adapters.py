@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import BatchloomError, ConfigError, ModelError
+from engine.errors import BatchloomError, ConfigError, DatabaseError, ModelError
+from flows import workload_run
 from flows.nights.night import night
 from flows.nights.night_file import load_night
 from tasks.workloads.workload import load_workload
@@ -79,6 +80,25 @@ def test_an_adapter_is_part_of_the_content_key(nights: Any, folder: Path, prefec
     save_adapter(nights.model, folder / "first", seed=9)
     assert nights.run(two, adapter=folder / "first")[0].num_rows == 12
     assert nights.run(two)[0].num_rows == 12
+
+
+def test_questions_asked_with_an_adapter_are_not_asked_again_if_they_could_not_be_written(
+    nights: Any, folder: Path, prefect_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "facets.toml"
+    question = '[questions]\nkind = { type = "BOOLEAN", ask = "Is it kind?" }\n[output]\ntable = "facets"\n'
+    text = WORKLOAD.format(name="facets", adapter="").replace('mode = "generate"', 'mode = "decide"')
+    file.write_text(text.partition("[decoding]")[0] + question)
+
+    def write(run: Any, workload: Any) -> None:
+        raise DatabaseError("locked")
+
+    monkeypatch.setattr(workload_run, "write", write)
+    with pytest.raises(DatabaseError, match=r"^locked; the answers stay in "):
+        nights.run(str(file), adapter=folder / "first")
+    monkeypatch.undo()
+    (summary,) = nights.run(str(file), adapter=folder / "first")
+    assert (summary.num_rows, summary.num_already_done) == (0, 12)
 
 
 def test_a_wrong_adapter_is_found_before_any_work(nights: Any, folder: Path, tiny_checkpoint: Any) -> None:

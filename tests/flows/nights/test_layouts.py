@@ -1,6 +1,7 @@
 """`layout = "auto"`: a night puts what rows share first, keeps its choice, and answers nothing again for little."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,24 @@ def test_workloads_of_one_night_are_laid_out_for_each_other(
     assert {num_tokens for _, num_tokens, _ in kept.values()} == {best["num_computed_tokens"]}
     assert batchloom(["advise", str(file)]) == 0
     assert "as written" in capsys.readouterr().out
+
+
+def test_advice_counts_what_a_night_plans_together(
+    nights: Any, write_night: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_night("kind", "angry")
+    copy = shutil.copytree(nights.model, tmp_path / "large")
+    alone = file.read_text() + f'[machines]\nexchange = "{tmp_path.as_uri()}"\n'
+    cascade = file.read_text().replace('"kind.toml"', '"kind.toml"\ncascade = { to = "large", below = 0.9 }')
+    cascade = cascade.replace("[[workload]]", f'[models.large]\npath = "{copy}"\n[[workload]]', 1)
+    cascade = cascade.replace('.toml"\n', '.toml"\nmodel = "small"\n')
+    for text, batches in ((alone, [["kind"], ["angry"]]), (cascade, [["kind", "angry"], ["kind-large"]])):
+        file.write_text(text)
+        assert batchloom(["advise", str(file), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [advice["workloads"] for advice in found] == batches
+    fixed = [sentence for advice in found for sentence in advice["sentences"] if "both models of a cascade" in sentence]
+    assert [sentence.split(":")[0] for sentence in fixed] == ["kind", "kind-large"]
 
 
 def test_advice_on_one_workload(nights: Any, write_night: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from engine.errors import NightError
 from engine.planning.plan import SharingStats
 from engine.planning.planner import plan_prompts
+from flows.nights import together
 from flows.nights.night import night
 from tasks.runs.infer_job import StopRequest
 from tasks.storage.plan_file import token_arrays
+from tests.flows.test_row_errors import spoiled
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -247,3 +250,47 @@ def test_a_workload_that_fails_fails_alone(nights: Any, write_night: Any, tmp_pa
     with pytest.raises(RuntimeError, match=r"1 of 2 workloads failed: summary: .*no body"):
         night(file=file)
     assert nights.sql("select workload, status, num_ok from runs") == [("urgent", "completed", 12)]
+
+
+def test_answers_that_a_table_cannot_take_wait_for_the_next_night(
+    nights: Any, write_night: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of the name of one workload's appears while the night computes."""
+    write_rows = together.write_rows
+
+    def write(workload: Any, run: Any) -> Any:
+        if workload.name == "summary":
+            nights.sql("create table summary (note text)")
+        return write_rows(workload, run)
+
+    monkeypatch.setattr(together, "write_rows", write)
+    names = ("urgent", "summary", "angry")
+    with pytest.raises(NightError, match=r"^1 of 3 workloads failed: summary: .*; the answers stay in .*summary"):
+        night(file=write_night(*names))
+    monkeypatch.undo()
+    assert set(nights.sql("select workload, status, num_ok from runs")) == {
+        ("urgent", "completed", 12),
+        ("angry", "completed", 12),
+    }
+    nights.sql("drop table summary")
+    summaries = night(file=write_night(*names))
+    assert [(summary.num_rows, summary.num_already_done) for summary in summaries] == [(0, 12)] * 3
+    assert nights.sql("select count(*), count(distinct run_id) from summary") == [(12, 1)]
+    assert nights.sql("select workload, status, num_ok from runs where workload = 'summary' and num_ok > 0") == [
+        ("summary", "completed", 12)
+    ]
+
+
+def test_the_only_workload_with_new_rows_fails_once(nights: Any, write_night: Any) -> None:
+    night(file=write_night("urgent"))
+    file = write_night("urgent", "summary")
+    file.write_text(
+        file.read_text() + "[failures]\nretry_delay_seconds = 0\nmax_error_rate = 0.1\nerror_rate_rows = 12\n"
+    )
+    message = (
+        r"^1 of 2 workloads failed: summary: .* rows failed, max_error_rate allows 10%: RuntimeError: no step works"
+    )
+    with spoiled(lambda token_ids: RuntimeError("no step works")), pytest.raises(NightError, match=message):
+        night(file=file)
+    runs = "select workload, status, num_already_done from runs order by started_at"
+    assert nights.sql(runs) == [("urgent", "completed", 0), ("urgent", "completed", 12), ("summary", "failed", 0)]

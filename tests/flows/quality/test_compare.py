@@ -36,15 +36,21 @@ def write_variant(folder: Path, shipped: str, name: str, **changes: str) -> str:
 
 
 def run_compare(nights: Any, first: str, second: str, **options: Any) -> Any:
-    return compare(database=nights.path, model=str(nights.model), workloads=(first, second), engine=ENGINE, **options)
+    options = {"engine": ENGINE} | options
+    return compare(database=nights.path, model=str(nights.model), workloads=(first, second), **options)
 
 
-def test_both_sides_answer_as_their_own_nights_would(nights: Any, tmp_path: Path) -> None:
+def test_both_sides_answer_as_their_own_nights_would(
+    nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = write_variant(tmp_path, "snippets", "old", **{"max_new_tokens = 48": "max_new_tokens = 8"})
     new = write_variant(
         tmp_path, "snippets", "new", **{"max_new_tokens = 48": "max_new_tokens = 12", "Question:": "Asked:"}
     )
-    found = run_compare(nights, old, new, sample=9)
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    found = run_compare(nights, old, new, sample=9, engine=ENGINE.model_copy(update={"keep_prefixes": "1GB"}))
+    assert list(here.iterdir()) == [], "no KV is kept"
     assert len(found.rows) == 9
     assert not nights.sql("select table_name from information_schema.tables where table_name in ('old', 'new')")
     assert not nights.sql("select * from runs")

@@ -17,8 +17,19 @@ from sql import statement
 from tasks.forecast.sampled import mean_of
 from tasks.sample import AnsweredRow, Sample
 from tasks.storage.artifact import ArtifactRef, write_parquet
+from tests.flows.test_row_errors import spoiled
 
 ENGINE = ["--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "128", "--device", "cpu"]
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_sample_that_is_stopped_does_not_say_that_answers_are_kept(
+    nights: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with spoiled(lambda token_ids: KeyboardInterrupt()):
+        assert run_flow(nightly, [*nights.inputs, *ENGINE, "--workload", "snippets", "--sample", "2"]) == 130
+    assert capfd.readouterr().err.splitlines()[-1] == "nightly: stopped"
+    assert not nights.sql("select * from runs")
 
 
 @pytest.mark.slow
