@@ -332,13 +332,14 @@ def test_texts_become_documents_with_their_questions(tiny_llama: Path, tmp_path:
 
 
 class LoggedSession:
-    """Starts engines that count up, and notes which are in memory together."""
+    """Starts engines that count up, and notes which are in memory together; those named cannot be loaded."""
 
     model = Path("unused")
     num_unmeasured = 1
     run_seconds = 1.0
 
-    def __init__(self) -> None:
+    def __init__(self, *broken: str) -> None:
+        self.broken = broken
         self.loaded: set[str] = set()
         self.most_loaded = 0
         self.prompts: dict[str, list[list[list[int]]]] = {}
@@ -355,7 +356,13 @@ class LoggedSession:
         self.loaded.add(name)
         self.most_loaded = max(self.most_loaded, len(self.loaded))
         self.prompts[name] = engine.prompts
-        engine.load = lambda *_: (Loaded(versions={}), 0.0, {"host_bytes": 0})  # type: ignore[attr-defined]
+
+        def load(*_: Any) -> tuple[Loaded, float, dict[str, int]]:
+            if name in self.broken:
+                raise PeerError(f"{name}: out of everything")
+            return Loaded(versions={}), 0.0, {"host_bytes": 0}
+
+        engine.load = load  # type: ignore[attr-defined]
         yield engine
         self.loaded.remove(name)
 
@@ -379,3 +386,21 @@ def test_engines_in_turn_get_the_same_prompts_and_are_never_in_memory_together(
         assert measured == ([(i, [name]) for name in names for i in (0, 1)] if in_turn else [(0, names), (1, names)])
         found.append((session.prompts, workloads))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_engines_that_cannot_be_loaded_do_not_keep_others_from_being_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_turn: bool
+) -> None:
+    write_checkpoint(tmp_path / "model", SHAPES["tiny"])
+    shape = read_model_shape(tmp_path / "model", "float32")
+    monkeypatch.setattr(comparison, "read_model_shape", lambda *_: shape)
+    arguments = argparse.Namespace(dtype="float32", kv_tokens=128, orders=["shuffled"], repeats=2, in_turn=in_turn)
+    first, second = PEERS[:2]
+
+    def measure(*broken: str) -> list[tuple[str, Any]]:
+        return list(comparison.measure(LoggedSession(*broken), PEERS[:2], [case_1_batch()], arguments))  # type: ignore[arg-type]
+
+    assert [value for part, value in measure(first.name) if part == "measured"] == [(0, [second.name])]
+    with pytest.raises(PeerError, match=f"no figures: {first.name}: out of everything; {second.name}: out of"):
+        measure(first.name, second.name)
