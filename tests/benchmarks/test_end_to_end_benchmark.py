@@ -194,7 +194,7 @@ def test_a_gpu_s_second_run_is_not_measured_either(tmp_path: Path, device: str, 
         model=tmp_path, device=device, num_threads=1, max_num_batched_tokens=64, options={}, pythons={}, logs=tmp_path,
         run_seconds=1.0,
     )  # fmt: skip
-    sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, article_tokens=500, vocab_size=1000)
+    sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, vocab_size=1000)
     (batch,) = make_batches(["case-1"], sizes, tokenizer=Path("unused"), squad=None, ranking=None)
     engine = CountingEngine()
     found = measure_batch(
@@ -207,7 +207,7 @@ def test_a_gpu_s_second_run_is_not_measured_either(tmp_path: Path, device: str, 
 
 
 def case_1_batch() -> Batch:
-    sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, article_tokens=500, vocab_size=1000)
+    sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, vocab_size=1000)
     (batch,) = make_batches(["case-1"], sizes, tokenizer=Path("unused"), squad=None, ranking=None)
     return batch
 
@@ -272,7 +272,7 @@ def test_a_machine_without_git_has_an_unknown_commit(tmp_path: Path, monkeypatch
 
 def test_workloads_have_the_papers_shape() -> None:
     """Lengths by the scale, degrees kept, prefixes larger than the KV memory, rows shuffled but the same rows."""
-    sizes = Sizes(scale=0.1, num_tokens=20_000, kv_tokens=1024, article_tokens=500, vocab_size=1000)
+    sizes = Sizes(scale=0.1, num_tokens=20_000, kv_tokens=1024, vocab_size=1000)
     random = [name for name in workload_names() if not name.startswith(("squad", "ranking"))]
     batches = {
         batch.name: batch for batch in make_batches(random, sizes, tokenizer=Path("unused"), squad=None, ranking=None)
@@ -296,7 +296,7 @@ def test_workloads_have_the_papers_shape() -> None:
 
 
 def test_two_rounds_share_no_beginning_but_the_same_sharing() -> None:
-    sizes = Sizes(scale=0.02, num_tokens=500, kv_tokens=128, article_tokens=500, vocab_size=1000)
+    sizes = Sizes(scale=0.02, num_tokens=500, kv_tokens=128, vocab_size=1000)
     (batch,) = make_batches(["case-1"], sizes, tokenizer=Path("unused"), squad=None, ranking=None)
     first, second = (batch.work("shuffled", round_number=number).token_ids for number in (1, 2))
     assert all(a[0] != b[0] and a[1:] == b[1:] for a, b in zip(first, second, strict=True))
@@ -318,17 +318,15 @@ def test_texts_become_documents_with_their_questions(tiny_llama: Path, tmp_path:
     (tmp_path / "queries.tsv").write_text("q1\twatchman\nq2\thouse\n")
     (tmp_path / "corpus.tsv").write_text("p1\tA watchman.\np2\tA house.\n")
     (tmp_path / "qrels.txt").write_text("q1 0 p1 2\nq1 0 p2 0\nq2 0 p2 1\n")
-    sizes = Sizes(scale=1, num_tokens=10_000, kv_tokens=128, article_tokens=10_000, vocab_size=512)
-    squads, articles, ranking = make_batches(
-        ["squad", "squad-articles", "ranking"], sizes, tokenizer=tiny_llama / "tokenizer.json", squad=squad,
+    sizes = Sizes(scale=1, num_tokens=10_000, kv_tokens=128, vocab_size=512)
+    squads, ranking = make_batches(
+        ["squad", "ranking"], sizes, tokenizer=tiny_llama / "tokenizer.json", squad=squad,
         ranking=tmp_path,
     )  # fmt: skip
     assert [len(group.own) for group in squads.groups] == [2, 2, 2]
-    assert [len(group.own) for group in articles.groups] == [6]
     assert [len(group.own) for group in ranking.groups] == [2, 1]
     assert len(ranking.labels) == 2
     assert ranking.num_output_tokens == 1
-    assert len(articles.groups[0].prefix) > len(squads.groups[0].prefix)
 
 
 class LoggedSession:
