@@ -58,15 +58,14 @@ def print_workload(workload: Mapping[str, Any], names: Collection[str]) -> None:
                 print(f"    {figure}: {reason}", flush=True)
 
 
-def report(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Check answers, then measure. Raises `SystemExit` if batchloom's answers are wrong."""
+def report(arguments: argparse.Namespace) -> None:
+    """Check answers, then measure; prints and writes figures. Raises `SystemExit` if batchloom's answers are wrong."""
     model = find_model(arguments.model)
     shape = read_model_shape(model, arguments.dtype)
     sizes = Sizes(
         scale=arguments.scale,
         num_tokens=arguments.tokens,
         kv_tokens=arguments.kv_tokens,
-        article_tokens=arguments.article_tokens,
         vocab_size=shape.vocab_size,
     )
     batches = list(
@@ -87,15 +86,7 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
         "model": f"{model.name}, {arguments.dtype}",
         "settings": {
             name: getattr(arguments, name)
-            for name in (
-                "scale",
-                "tokens",
-                "kv_tokens",
-                "article_tokens",
-                "max_num_batched_tokens",
-                "threads",
-                "repeats",
-            )
+            for name in ("scale", "tokens", "kv_tokens", "max_num_batched_tokens", "threads", "repeats")
         }
         | {"options": arguments.options},
         "skipped": skipped | not_asked,
@@ -129,7 +120,6 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
             found[part] = value
             if part == "workloads" and arguments.out is not None:  # keep it, even if the next part fails
                 write_result(arguments.out, found)
-    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -147,7 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=float, default=0.25, help="factor of the paper's lengths")
     parser.add_argument("--tokens", type=int, default=20_000, help="about so many distinct prompt tokens in a workload")
     parser.add_argument("--kv-tokens", type=int, default=4096, help="KV memory of every engine; a multiple of 128")
-    parser.add_argument("--article-tokens", type=int, default=1500, help="most tokens of an article as a document")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="most tokens in one step of the model")
     parser.add_argument(
         "--in-turn", action="store_true",

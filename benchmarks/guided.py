@@ -93,7 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-tokens", type=int, default=32768, help=f"a multiple of {BLOCK_TOKENS}")
     parser.add_argument("--threads", type=int, default=describe_machine()["num_cores"])
     parser.add_argument("--backends", nargs="*", choices=BACKENDS, default=BACKENDS, help="of vLLM")
-    parser.add_argument("--vllm", type=Path, help="the interpreter of vLLM, if it is not in .peers")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     folder = find_model(options.model)
@@ -101,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     codec = TextCodec.load(folder)
     prompts = make_prompts(codec, options.rows * (options.rounds + 1))
     peers = {peer.name: peer for peer in PEERS}
-    python = find_python(peers["vllm"], {"vllm": options.vllm} if options.vllm else {})
+    python = find_python(peers["vllm"], {})
     settings = engines_of(options.backends if python is not None else ())
     if python is None:
         print("vllm: not installed (make bench-peers)", file=sys.stderr)

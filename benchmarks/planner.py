@@ -28,7 +28,7 @@ import numpy.typing as npt
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.peak_memory import peak_resident_gb
 from benchmarks.measuring.result_file import report
-from benchmarks.measuring.wrong_answer import WrongAnswerError
+from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.planning.group import PrefixGroup
 from engine.planning.plan import Plan, SharingStats
 from engine.planning.planner import plan_prompts
@@ -201,6 +201,7 @@ def measure_scale(num_requests: int) -> dict[str, Any]:
     }
 
 
+@refuse_wrong_answers
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="where the JSON goes, e.g. benchmarks/results/planner.json")
@@ -208,14 +209,10 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=9, help="of the 3,000-request case")
     arguments = parser.parse_args()
     machine = describe_machine()
-    try:
-        case_1 = measure_case_1(arguments.repeats)
-        two_levels = measure_two_levels()
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
-            scale = list(processes.map(measure_scale, arguments.sizes))
-    except WrongAnswerError as error:
-        print(f"wrong plan, no figures: {error}", file=sys.stderr)
-        return 1
+    case_1 = measure_case_1(arguments.repeats)
+    two_levels = measure_two_levels()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
+        scale = list(processes.map(measure_scale, arguments.sizes))
     first, last = scale[0], scale[-1]
     growth = (last["groups_cpu_best_s"] / first["groups_cpu_best_s"]) / (last["num_requests"] / first["num_requests"])
     report(

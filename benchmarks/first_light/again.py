@@ -7,7 +7,6 @@ from benchmarks.first_light.results import read_parts
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.first_light.tuning import tuned_launches
 from benchmarks.kernels.attention import measure
-from benchmarks.kernels.attention_implementations import QUICK
 from benchmarks.kernels.attention_step import TINY_CASE
 from benchmarks.kernels.gpu import Ceilings
 
@@ -27,6 +26,6 @@ def run(stage: StageRun) -> None:
                 name,
                 lambda name=name: {
                     "before": found[name]["us"],
-                    "now": measure(cases[name], stage.run, reached, QUICK),
+                    "now": measure(cases[name], stage.run.device, reached),
                 },
             )

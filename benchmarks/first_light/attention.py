@@ -9,7 +9,6 @@ from benchmarks.first_light.results import read_parts
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.first_light.tuning import tuned_launches
 from benchmarks.kernels.attention import measure, summary
-from benchmarks.kernels.attention_implementations import QUICK
 from benchmarks.kernels.attention_step import TINY_CASE, Case, grid
 from benchmarks.kernels.gpu import Ceilings, measure_ceilings
 
@@ -22,7 +21,7 @@ def run(stage: StageRun) -> None:
         return
     with tuned_launches(stage.folder):
         for case in (TINY_CASE,) if stage.is_tiny else wanted_cases():
-            stage.measure(case.name, lambda case=case: measure(case, stage.run, Ceilings(**reached), QUICK))
+            stage.measure(case.name, lambda case=case: measure(case, stage.run.device, Ceilings(**reached)))
             torch.cuda.empty_cache()
     print(summary(list(measured_cases(stage).values())))
 

@@ -61,7 +61,7 @@ class Lab:
         self.model_shape = ModelShape.from_config(model_config(self._shape), dtype=self._dtype)
         scale, num_tokens, self._kv_tokens = (0.005, 10, 256) if stage.is_tiny else (1.0, 160_000, KV_TOKENS)
         sizes = Sizes(
-            scale=scale, num_tokens=num_tokens, kv_tokens=0 if not stage.is_tiny else 16, article_tokens=0,
+            scale=scale, num_tokens=num_tokens, kv_tokens=0 if not stage.is_tiny else 16,
             vocab_size=self._shape["vocab_size"],
         )  # fmt: skip
         names = [*MAIN[1:], *OTHERS]

@@ -1,4 +1,4 @@
-"""Attention kernels on a GPU, on the grid of BatchLLM's Fig. 8:  python -m benchmarks.kernels.attention [--out FILE]
+"""Attention kernels on the grid of BatchLLM's Fig. 8: compared with float64, then timed.
 
 Grid: shared prefix of 256, 1,024, 4,096 tokens; own part of 128, 512, 2,048; 4, 16 or all requests per prefix; 32 or
 256 decode requests, or 256 decode requests with 7 prefill chunks of 256 tokens beside them; heads of Llama-3-8B (32/8
@@ -10,40 +10,38 @@ Times are of CUDA graphs, without the host's time between launches; implementati
 under "not_captured". Reported as well: RelayAttention's Eq. 10, and the shares of bandwidth and of matrix rate,
 relative to a copy and a matrix product in the same run.
 
-Every implementation must first agree with float64 on every case; one that does not, or fails, gets no time, and one of
-ours ends the run. Each case is written to the file as soon as it is measured, and cases in the file are skipped; so the
-grid can be measured in pieces with --seconds and the same command again. Without a GPU nothing is measured; `--check`
-runs only the comparison, at small sizes, on any machine (with TRITON_INTERPRET=1 if there is no GPU).
+Every implementation must first agree with float64 on every case; one that does not, or fails, gets no time, and where
+it is one of ours the case gets no figures. On a GPU the grid is measured by
+
+    python -m benchmarks.first_light --stages attention flex --out FOLDER
+
+This program only compares with float64, on small cases that take every kind of tile, on any machine (without a GPU with
+TRITON_INTERPRET=1):
+
+    python -m benchmarks.kernels.attention [--cases PATTERN] [--only NAME ...]
 """
 
 import argparse
-import json
-import math
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.kernels.attention_implementations import NAMES, OURS, Attend, implementations
-from benchmarks.kernels.attention_step import Case, Step, check_cases, grid
-from benchmarks.kernels.gpu import Ceilings, DeviceTime, GpuRun, device_time, in_one_line, measure_ceilings, require_gpu
+from benchmarks.kernels.attention_implementations import NAMES, OURS, QUICK, Attend, implementations
+from benchmarks.kernels.attention_step import Case, Step, check_cases
+from benchmarks.kernels.gpu import Ceilings, DeviceTime, GpuRun, device_time, in_one_line
 from benchmarks.kernels.relay_model import equation_10
-from benchmarks.measuring.result_file import write_result
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.scoring import Scoring
-
-ORIGIN = ("hardware", "versions", "commit")
 
 T = TypeVar("T")
 
 
-def gated(step: Step, then: Callable[[Attend], T], names: Collection[str] = NAMES) -> Iterator[tuple[str, T | str]]:
+def gated(step: Step, then: Callable[[Attend], T], names: Collection[str]) -> Iterator[tuple[str, T | str]]:
     """The result of `then` for each named implementation that agrees with float64, else why it has no time.
 
     Args:
@@ -75,17 +73,16 @@ def gated(step: Step, then: Callable[[Attend], T], names: Collection[str] = NAME
         yield name, found
 
 
-def measure(case: Case, run: GpuRun, ceilings: Ceilings, names: Collection[str] = NAMES) -> dict[str, Any]:
-    """The times of the named implementations, one of which is fused, and ratios of them, as JSON types.
+def measure(case: Case, device: torch.device, ceilings: Ceilings) -> dict[str, Any]:
+    """The times of all implementations but FlexAttention, and ratios of them, as JSON types.
 
     Args:
         case: the point of the grid.
-        run: the device.
+        device: a GPU.
         ceilings: 100% of the shares.
-        names: of implementations.
     """
-    step = Step.make(case, run.device)
-    found = dict(gated(step, device_time, names))
+    step = Step.make(case, device)
+    found = dict(gated(step, device_time, QUICK))
     timed = {name: took for name, took in found.items() if isinstance(took, DeviceTime)}
     fused_us = timed["fused"].us
     return asdict(case) | {
@@ -111,53 +108,8 @@ def summary(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return means
 
 
-def measured_before(file: Path, run: GpuRun) -> list[dict[str, Any]]:
-    """The cases that a file has already.
-
-    Raises:
-        SystemExit: they were measured on another device, with other versions or at another commit.
-    """
-    if not file.exists():
-        return []
-    document = json.loads(file.read_text())
-    for name in ORIGIN:
-        if document[name] != getattr(run, name):
-            raise SystemExit(
-                f"benchmarks.kernels.attention: {file} was measured with {name} {document[name]!r}, this would be "
-                f"{getattr(run, name)!r}: name another file with --out, or remove this one"
-            )
-    return list(document["cases"])
-
-
-def measure_all(wanted: Sequence[Case], run: GpuRun, file: Path, seconds: float) -> None:
-    """Measure the cases that a file lacks, and write it after each.
-
-    Args:
-        wanted: the cases.
-        run: the device.
-        file: results.
-        seconds: no case begins later than this.
-    """
-    ends = time.monotonic() + seconds
-    cases = measured_before(file, run)
-    names = {case["name"] for case in cases}
-    missing = [case for case in wanted if case.name not in names]
-    ceilings = measure_ceilings(run)
-    while missing and time.monotonic() < ends:
-        cases.append(measure(missing.pop(0), run, ceilings))
-        print(json.dumps(cases[-1]), flush=True)
-        origin = {name: getattr(run, name) for name in ORIGIN}
-        command = "python -m benchmarks.kernels.attention"
-        document = {"command": command, **origin, "summary": summary(cases), "cases": cases}
-        write_result(file, document)
-    if cases:
-        print(json.dumps(summary(cases), indent=1))
-    if missing:
-        print(f"{len(missing)} of {len(wanted)} cases not measured; the same command goes on with {missing[0].name}")
-
-
 def check(cases: Sequence[Case], names: Collection[str]) -> None:
-    """Only compare with float64, on any device."""
+    """Print which of the named implementations agree with float64, on a GPU if there is one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for case in cases:
         for name, reason in gated(Step.make(case, device), lambda _: "", names):
@@ -165,23 +117,17 @@ def check(cases: Sequence[Case], names: Collection[str]) -> None:
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
-    """Measures as `command_line` says (the process's own if None); returns the exit code."""
+    """Compares as `command_line` says (the process's own if None); returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "attention.json")
-    parser.add_argument("--cases", default="*", metavar="PATTERN", help='by name: "Llama* prefill-7x256"')
-    parser.add_argument("--seconds", type=float, default=math.inf, help="no case begins later than this")
-    parser.add_argument("--check", action="store_true", help="compare only, small, on any machine")
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="of --check")
+    parser.add_argument("--cases", default="*", metavar="PATTERN", help='by name: "*prefix-40 *"')
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
     arguments = parser.parse_args(command_line)
     torch.manual_seed(0)
-    cases = list(check_cases() if arguments.check else grid())
+    cases = list(check_cases())
     wanted = [case for case in cases if fnmatchcase(case.name, arguments.cases)]
     if not wanted:
         parser.error(f"--cases {arguments.cases!r} fits none; the first is {cases[0].name!r}")
-    if arguments.check:
-        check(wanted, arguments.only)
-        return 0
-    measure_all(wanted, require_gpu("benchmarks.kernels.attention"), arguments.out, arguments.seconds)
+    check(wanted, arguments.only)
     return 0
 
 

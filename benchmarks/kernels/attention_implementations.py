@@ -163,7 +163,7 @@ QUICK = tuple(name for name in NAMES if name != "flex")
 """Those that torch does not compile for each case, which takes ten seconds or more."""
 
 
-def implementations(step: Step, names: Collection[str] = NAMES) -> Iterator[tuple[str, Callable[[], Attend]]]:
+def implementations(step: Step, names: Collection[str]) -> Iterator[tuple[str, Callable[[], Attend]]]:
     """By name, the function that prepares each named implementation; FlashInfer only if it is installed."""
     prepare = {kind.name: partial(ours, kind) for kind in BACKENDS} | PEERS
     for name in NAMES:

@@ -64,6 +64,8 @@ def measure(
         peers: in the order in which they are loaded.
         batches: the workloads.
         arguments: of the command line.
+    Raises:
+        PeerError: nothing was timed, since every engine failed.
     """
     longest = max(batch.longest_request for batch in batches)
     shape = read_model_shape(session.model, arguments.dtype)
@@ -84,6 +86,8 @@ def measure(
             with ExitStack() as stack:
                 engines = _load_engines(stack, session, team, arguments, longest, loads)
                 yield "engines", loads
+                if not engines:
+                    continue
                 for index, (batch, order) in enumerate(cases):
                     found = measure_batch(
                         engines, batch, order, num_unmeasured=session.num_unmeasured, num_repeats=arguments.repeats,
@@ -100,6 +104,10 @@ def measure(
                     ]
                     yield "workloads", workloads
                     yield "measured", (index, list(found))
+    all_runs = [runs for found in timed for runs in found.values()]
+    if not any(isinstance(runs, Timed) for runs in all_runs):
+        failures = [load["failure"] for load in loads.values() if "failure" in load]
+        raise PeerError(f"no figures: {'; '.join(dict.fromkeys([*failures, *map(str, all_runs)]))}")
 
 
 def _load_engines(

@@ -76,7 +76,7 @@ def measure_batch(
         work = batch.work(order, round_number=first_round + round_number)
         if round_number >= num_unmeasured:
             before_round()
-        turn = round_number % max(1, len(names))
+        turn = round_number % len(names)
         for name in names[turn:] + names[:turn]:
             if isinstance(found.get(name), str):
                 continue

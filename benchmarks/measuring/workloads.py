@@ -33,18 +33,16 @@ class Sizes:
         scale: factor of the paper's lengths.
         num_tokens: about so many distinct prompt tokens in a workload.
         kv_tokens: tokens whose KV fits in memory.
-        article_tokens: most tokens of an article as a document.
     """
 
     scale: float
     num_tokens: int
     kv_tokens: int
-    article_tokens: int
     vocab_size: int
 
 
 def workload_names() -> list[str]:
-    return [*_random_makers(), "squad", "squad-articles", "ranking"]
+    return [*_random_makers(), "squad", "ranking"]
 
 
 def make_batches(
@@ -56,7 +54,7 @@ def make_batches(
             yield _random_makers()[name](name, sizes)
         elif name == "ranking" and ranking is not None:
             yield ranking_batch(name, sizes, Tokenizer.from_file(str(tokenizer)), ranking)
-        elif name.startswith("squad") and squad is not None:
+        elif name == "squad" and squad is not None:
             yield squad_batch(name, sizes, Tokenizer.from_file(str(tokenizer)), squad)
 
 
@@ -165,18 +163,16 @@ def _num_groups(sizes: Sizes, prefix_tokens: float, own_tokens: float) -> int:
 
 
 def squad_batch(name: str, sizes: Sizes, tokenizer: Tokenizer, file: Path) -> Batch:
-    """SQuAD's form: paragraphs ("squad") or beginnings of articles ("squad-articles") with the questions about them."""
-    documents: list[tuple[str, list[str]]] = []
-    for article in json.loads(file.read_text())["data"]:
-        paragraphs = [(p["context"], [qa["question"] for qa in p["qas"]]) for p in article["paragraphs"]]
-        if name == "squad-articles":
-            documents.append(_beginning(paragraphs, sizes.article_tokens, tokenizer))
-        else:
-            documents += paragraphs
+    """SQuAD's form: paragraphs with the questions about them."""
     groups = [
-        _text_group(tokenizer, f"{INSTRUCTION}{text}\n\nQuestion:", [f" {question}\nAnswer:" for question in questions])
-        for text, questions in documents
-        if questions
+        _text_group(
+            tokenizer,
+            f"{INSTRUCTION}{paragraph['context']}\n\nQuestion:",
+            [f" {qa['question']}\nAnswer:" for qa in paragraph["qas"]],
+        )
+        for article in json.loads(file.read_text())["data"]
+        for paragraph in article["paragraphs"]
+        if paragraph["qas"]
     ]
     return _batch(name, _as_many_as_fit(groups, sizes), 16, sizes.vocab_size)
 
@@ -202,22 +198,6 @@ def ranking_batch(name: str, sizes: Sizes, tokenizer: Tokenizer, folder: Path) -
     ]
     labels = tuple(tokenizer.encode(word, add_special_tokens=False).ids[0] for word in (" yes", " no"))
     return _batch(name, _as_many_as_fit(groups, sizes), 1, sizes.vocab_size, labels)
-
-
-def _beginning(
-    paragraphs: list[tuple[str, list[str]]], most_tokens: int, tokenizer: Tokenizer
-) -> tuple[str, list[str]]:
-    """As many whole paragraphs as the limit allows, at least one, and their questions."""
-    texts: list[str] = []
-    questions: list[str] = []
-    num_tokens = 0
-    for text, asked in paragraphs:
-        num_tokens += len(tokenizer.encode(text, add_special_tokens=False).ids)
-        if texts and num_tokens > most_tokens:
-            break
-        texts.append(text)
-        questions += asked
-    return "\n".join(texts), questions
 
 
 def _text_group(tokenizer: Tokenizer, prefix: str, own: list[str]) -> Group:

@@ -29,8 +29,7 @@ class CeilingsEngine:
 
     def load(self, settings: LoadSettings) -> Loaded:
         torch.set_num_threads(settings.num_threads)
-        is_gpu = settings.device.startswith("cuda") or (settings.device == "auto" and torch.cuda.is_available())
-        self._device = torch.device("cuda" if is_gpu else "cpu")
+        self._device = torch.device(settings.device)
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._shape = read_model_shape(Path(settings.model), settings.dtype)
         self._best: tuple[str, list[tuple[int, int, Product]], int] | None = None

@@ -9,8 +9,5 @@ from benchmarks.peers.protocol import LoadSettings
 def load_stock_model(settings: LoadSettings, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """The checkpoint in this number format, on the device of the settings."""
     torch.set_num_threads(settings.num_threads)
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     model = transformers.AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype, local_files_only=True)
-    return model.to(device).eval()
+    return model.to(settings.device).eval()

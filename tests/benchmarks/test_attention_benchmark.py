@@ -1,6 +1,5 @@
 """The kernel benchmark without a GPU: its gate works, and it prints no figure."""
 
-import json
 import os
 import subprocess
 import sys
@@ -14,9 +13,9 @@ import torch
 
 from benchmarks.kernels import attention
 from benchmarks.kernels.attention_batches import make_batch
-from benchmarks.kernels.attention_implementations import compiled
-from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, Case, Step, check_cases
-from benchmarks.kernels.gpu import Ceilings, DeviceTime, GpuRun, captured
+from benchmarks.kernels.attention_implementations import NAMES, compiled
+from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, TINY_CASE, Case, Step, check_cases, grid
+from benchmarks.kernels.gpu import Ceilings, DeviceTime, captured
 from benchmarks.kernels.relay_model import equation_10
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.scoring import Scoring
@@ -38,7 +37,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.slow
 def test_every_implementation_passes_the_gate() -> None:
     """On a case that the interpreter computes in seconds."""
-    done = run("--check", "--cases", "*prefix-40 *", **INTERPRETING)
+    done = run("--cases", "*prefix-40 *", **INTERPRETING)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line for line in done.stdout.splitlines() if line.endswith(": agrees with float64")]
     assert {line.split(":")[0] for line in lines} >= {"fused", "relay", "paged", "sdpa", "flex"}
@@ -91,17 +90,9 @@ def test_the_check_s_cases_take_every_kind_of_tile(architecture: str) -> None:
         assert min(most_parts.values()) >= 7
 
 
-def test_without_a_gpu_there_is_no_figure(tmp_path: Path) -> None:
-    done = run("--out", str(tmp_path / "result.json"))
-    assert done.returncode == 1
-    assert "no GPU is at hand, so nothing was measured" in done.stderr
-    assert done.stdout == ""
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_grid_is_fig_8_s() -> None:
-    cases = list(attention.grid())
-    assert len(cases) == len(set(cases)) == 2 * 3 * 27
+    cases = list(grid())
+    assert len(cases) == len({case.name for case in cases}) == 2 * 3 * 27
     assert {(case.num_decode, case.num_prefill) for case in cases} == {(32, 0), (256, 0), (256, 7)}
     for case in cases:
         groups = case.groups()
@@ -114,10 +105,8 @@ def test_equation_10() -> None:
     assert equation_10(32, 4096, 128) == pytest.approx(4226 / 263)
 
 
-SMALL = Case(
-    model="Qwen2-7B", prefix_len=16, own_len=4, num_members=2, num_decode=2, num_prefill=0, prefill_rows=1
-)  # fmt: skip
-HERE = GpuRun(device=torch.device("cpu"), hardware="none", versions="1", commit="abc", num_processors=1)
+CEILINGS = Ceilings(memory_gb_s=1.0, matrix_tflops=1.0)
+CPU = torch.device("cpu")
 
 
 def right(step: Step) -> torch.Tensor:
@@ -139,7 +128,6 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Step], torch
 
     monkeypatch.setattr(attention, "implementations", implementations)
     monkeypatch.setattr(attention, "device_time", lambda _: DeviceTime(us=2.0, not_captured=""))
-    monkeypatch.setattr(attention, "measure_ceilings", lambda _: Ceilings(memory_gb_s=1.0, matrix_tflops=1.0))
     return found
 
 
@@ -147,7 +135,7 @@ def test_a_wrong_result_of_ours_ends_the_run(offered: dict[str, Callable[[Step],
     offered.clear()
     offered["flex"] = lambda step: torch.zeros_like(step.query)
     offered["fused"] = lambda step: torch.full_like(step.query, torch.nan)
-    gate = attention.gated(Step.make(SMALL, torch.device("cpu")), lambda _: "agrees")
+    gate = attention.gated(Step.make(TINY_CASE, CPU), lambda _: "agrees", NAMES)
     name, found = next(gate)
     assert name == "flex"
     assert "no time: differs from float64" in found
@@ -155,71 +143,33 @@ def test_a_wrong_result_of_ours_ends_the_run(offered: dict[str, Callable[[Step],
         next(gate)
 
 
-def test_another_s_failure_is_its_result_and_ours_ends_the_run(
-    offered: dict[str, Callable[[Step], torch.Tensor]], tmp_path: Path
+def test_another_s_failure_is_its_result_and_ours_ends_the_case(
+    offered: dict[str, Callable[[Step], torch.Tensor]],
 ) -> None:
-    """Earlier results stay in the file."""
     offered["flex"] = fail
-    file = tmp_path / "results" / "attention.json"
-    other = Case(
-        model="Qwen2-7B", prefix_len=32, own_len=4, num_members=2, num_decode=2, num_prefill=0, prefill_rows=1
-    )  # fmt: skip
-    attention.measure_all([SMALL], HERE, file, seconds=60)
-    offered["relay"] = fail
-    with pytest.raises(RuntimeError, match="out of everything") as raised:
-        attention.measure_all([SMALL, other], HERE, file, seconds=60)
-    assert raised.value.__notes__ == [f"relay on {other.name}"]
-    document = json.loads(file.read_text())
-    (case,) = document["cases"]
-    assert case["name"] == SMALL.name
+    case = attention.measure(TINY_CASE, CPU, CEILINGS)
     assert case["us"] == {"fused": 2, "relay": 2, "paged": 2, "flex": "no time: RuntimeError: out of everything"}
     assert set(case["speedup_of_fused"]) == {"fused", "relay", "paged"}
-    assert document["summary"]["worst over paged"] == 1
+    assert attention.summary([case])["worst over paged"] == 1
+    offered["relay"] = fail
+    with pytest.raises(RuntimeError, match="out of everything") as raised:
+        attention.measure(TINY_CASE, CPU, CEILINGS)
+    assert raised.value.__notes__ == [f"relay on {TINY_CASE.name}"]
 
 
-def test_a_kernel_thousands_of_times_as_fast_as_ours_has_a_mean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_thousands_of_times_as_fast_as_ours_has_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes milliseconds for what SDPA computes in microseconds."""
     times = {"fused": 300_000.0, "paged": 300_000.0, "sdpa": 60.0}
     found = [(name, DeviceTime(us=us, not_captured="no GPU")) for name, us in times.items()]
     monkeypatch.setattr(attention, "gated", lambda *_: found)
-    monkeypatch.setattr(attention, "measure_ceilings", lambda _: Ceilings(memory_gb_s=1.0, matrix_tflops=1.0))
-    file = tmp_path / "attention.json"
-    attention.measure_all([SMALL], HERE, file, seconds=60)
-    assert json.loads(file.read_text())["summary"]["geometric mean over sdpa"] == pytest.approx(0.0002)
-
-
-def test_a_run_fills_in_what_the_file_lacks(
-    offered: dict[str, Callable[[Step], torch.Tensor]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "attention.json"
-    first, second, third = [
-        Case(model="Qwen2-7B", prefix_len=length, own_len=4, num_members=2, num_decode=2, num_prefill=0, prefill_rows=1)
-        for length in (16, 17, 18)
-    ]
-    attention.measure_all([second], HERE, file, seconds=60)
-    attention.measure_all([first, second, third], HERE, file, seconds=0)
-    assert f"2 of 3 cases not measured; the same command goes on with {first.name}" in capsys.readouterr().out
-    attention.measure_all([first, second, third], HERE, file, seconds=60)
-    assert "not measured" not in capsys.readouterr().out
-    names = [case["name"] for case in json.loads(file.read_text())["cases"]]
-    assert names == [second.name, first.name, third.name]
-
-
-def test_figures_of_two_commits_do_not_mix(offered: dict[str, Callable[[Step], torch.Tensor]], tmp_path: Path) -> None:
-    file = tmp_path / "attention.json"
-    attention.measure_all([SMALL], HERE, file, seconds=60)
-    later = GpuRun(device=HERE.device, hardware="none", versions="1", commit="def", num_processors=1)
-    with pytest.raises(SystemExit, match="commit 'abc', this would be 'def'"):
-        attention.measure_all([SMALL], later, file, seconds=60)
+    case = attention.measure(TINY_CASE, CPU, CEILINGS)
+    assert attention.summary([case])["geometric mean over sdpa"] == pytest.approx(0.0002)
 
 
 def test_cases_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         attention.main(["--cases", "Llama-4*"])
-    assert "--cases 'Llama-4*' fits none; the first is 'Llama-3-8B prefix-256" in capsys.readouterr().err
-    assert len({case.name for case in attention.grid()}) == 162
+    assert "--cases 'Llama-4*' fits none; the first is 'Qwen2-7B prefix-40" in capsys.readouterr().err
 
 
 def test_a_function_is_compiled_however_many_variants_came_before() -> None:

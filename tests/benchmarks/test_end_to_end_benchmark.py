@@ -194,7 +194,7 @@ def test_a_gpu_s_second_run_is_not_measured_either(tmp_path: Path, device: str, 
         model=tmp_path, device=device, num_threads=1, max_num_batched_tokens=64, options={}, pythons={}, logs=tmp_path,
         run_seconds=1.0,
     )  # fmt: skip
-    sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, article_tokens=500, vocab_size=1000)
+    sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, vocab_size=1000)
     (batch,) = make_batches(["case-1"], sizes, tokenizer=Path("unused"), squad=None, ranking=None)
     engine = CountingEngine()
     found = measure_batch(
@@ -207,7 +207,7 @@ def test_a_gpu_s_second_run_is_not_measured_either(tmp_path: Path, device: str, 
 
 
 def case_1_batch() -> Batch:
-    sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, article_tokens=500, vocab_size=1000)
+    sizes = Sizes(scale=0.02, num_tokens=150, kv_tokens=128, vocab_size=1000)
     (batch,) = make_batches(["case-1"], sizes, tokenizer=Path("unused"), squad=None, ranking=None)
     return batch
 
@@ -272,7 +272,7 @@ def test_a_machine_without_git_has_an_unknown_commit(tmp_path: Path, monkeypatch
 
 def test_workloads_have_the_papers_shape() -> None:
     """Lengths by the scale, degrees kept, prefixes larger than the KV memory, rows shuffled but the same rows."""
-    sizes = Sizes(scale=0.1, num_tokens=20_000, kv_tokens=1024, article_tokens=500, vocab_size=1000)
+    sizes = Sizes(scale=0.1, num_tokens=20_000, kv_tokens=1024, vocab_size=1000)
     random = [name for name in workload_names() if not name.startswith(("squad", "ranking"))]
     batches = {
         batch.name: batch for batch in make_batches(random, sizes, tokenizer=Path("unused"), squad=None, ranking=None)
@@ -296,7 +296,7 @@ def test_workloads_have_the_papers_shape() -> None:
 
 
 def test_two_rounds_share_no_beginning_but_the_same_sharing() -> None:
-    sizes = Sizes(scale=0.02, num_tokens=500, kv_tokens=128, article_tokens=500, vocab_size=1000)
+    sizes = Sizes(scale=0.02, num_tokens=500, kv_tokens=128, vocab_size=1000)
     (batch,) = make_batches(["case-1"], sizes, tokenizer=Path("unused"), squad=None, ranking=None)
     first, second = (batch.work("shuffled", round_number=number).token_ids for number in (1, 2))
     assert all(a[0] != b[0] and a[1:] == b[1:] for a, b in zip(first, second, strict=True))
@@ -318,27 +318,26 @@ def test_texts_become_documents_with_their_questions(tiny_llama: Path, tmp_path:
     (tmp_path / "queries.tsv").write_text("q1\twatchman\nq2\thouse\n")
     (tmp_path / "corpus.tsv").write_text("p1\tA watchman.\np2\tA house.\n")
     (tmp_path / "qrels.txt").write_text("q1 0 p1 2\nq1 0 p2 0\nq2 0 p2 1\n")
-    sizes = Sizes(scale=1, num_tokens=10_000, kv_tokens=128, article_tokens=10_000, vocab_size=512)
-    squads, articles, ranking = make_batches(
-        ["squad", "squad-articles", "ranking"], sizes, tokenizer=tiny_llama / "tokenizer.json", squad=squad,
+    sizes = Sizes(scale=1, num_tokens=10_000, kv_tokens=128, vocab_size=512)
+    squads, ranking = make_batches(
+        ["squad", "ranking"], sizes, tokenizer=tiny_llama / "tokenizer.json", squad=squad,
         ranking=tmp_path,
     )  # fmt: skip
     assert [len(group.own) for group in squads.groups] == [2, 2, 2]
-    assert [len(group.own) for group in articles.groups] == [6]
     assert [len(group.own) for group in ranking.groups] == [2, 1]
     assert len(ranking.labels) == 2
     assert ranking.num_output_tokens == 1
-    assert len(articles.groups[0].prefix) > len(squads.groups[0].prefix)
 
 
 class LoggedSession:
-    """Starts engines that count up, and notes which are in memory together."""
+    """Starts engines that count up, and notes which are in memory together; those named cannot be loaded."""
 
     model = Path("unused")
     num_unmeasured = 1
     run_seconds = 1.0
 
-    def __init__(self) -> None:
+    def __init__(self, *broken: str) -> None:
+        self.broken = broken
         self.loaded: set[str] = set()
         self.most_loaded = 0
         self.prompts: dict[str, list[list[list[int]]]] = {}
@@ -355,7 +354,13 @@ class LoggedSession:
         self.loaded.add(name)
         self.most_loaded = max(self.most_loaded, len(self.loaded))
         self.prompts[name] = engine.prompts
-        engine.load = lambda *_: (Loaded(versions={}), 0.0, {"host_bytes": 0})  # type: ignore[attr-defined]
+
+        def load(*_: Any) -> tuple[Loaded, float, dict[str, int]]:
+            if name in self.broken:
+                raise PeerError(f"{name}: out of everything")
+            return Loaded(versions={}), 0.0, {"host_bytes": 0}
+
+        engine.load = load  # type: ignore[attr-defined]
         yield engine
         self.loaded.remove(name)
 
@@ -379,3 +384,21 @@ def test_engines_in_turn_get_the_same_prompts_and_are_never_in_memory_together(
         assert measured == ([(i, [name]) for name in names for i in (0, 1)] if in_turn else [(0, names), (1, names)])
         found.append((session.prompts, workloads))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_engines_that_cannot_be_loaded_do_not_keep_others_from_being_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_turn: bool
+) -> None:
+    write_checkpoint(tmp_path / "model", SHAPES["tiny"])
+    shape = read_model_shape(tmp_path / "model", "float32")
+    monkeypatch.setattr(comparison, "read_model_shape", lambda *_: shape)
+    arguments = argparse.Namespace(dtype="float32", kv_tokens=128, orders=["shuffled"], repeats=2, in_turn=in_turn)
+    first, second = PEERS[:2]
+
+    def measure(*broken: str) -> list[tuple[str, Any]]:
+        return list(comparison.measure(LoggedSession(*broken), PEERS[:2], [case_1_batch()], arguments))  # type: ignore[arg-type]
+
+    assert [value for part, value in measure(first.name) if part == "measured"] == [(0, [second.name])]
+    with pytest.raises(PeerError, match=f"no figures: {first.name}: out of everything; {second.name}: out of"):
+        measure(first.name, second.name)

@@ -66,6 +66,16 @@ def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert name in COMMANDS, f"{name_of(page)}: batchloom {name}"
 
 
+def test_the_page_of_operation_names_every_option_of_a_night(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_flow(nightly, ["--help-all"]) == 0
+    offered, named = (
+        set(re.findall(r"--[a-z-]+", text))
+        for text in (capsys.readouterr().out, (ROOT / "docs" / "operating.md").read_text(encoding="utf-8"))
+    )
+    assert "--kv-memory" in offered
+    assert offered <= named, offered - named
+
+
 def test_the_readme_counts_what_the_demo_asks() -> None:
     contents = read_demo_contents()
     num_questions = sum(len(questions) for questions in contents.questions.values())
