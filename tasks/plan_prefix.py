@@ -26,22 +26,13 @@ from tasks.storage.plan_file import PlanSummary, plan_batches, schema_with
 from tasks.storage.prompt_order import sort_prompts
 from tasks.storage.schemas import PLAN_SCHEMA
 
-CODE = (
-    __name__,
-    *(f"engine.planning.{name}" for name in ("cheapest_first", "choose_by_paper", "choose_exactly", "plan")),
-    *(f"engine.planning.{name}" for name in ("plan_partitions", "planner", "prefix_tree", "range_cuts")),
-    *(f"tasks.storage.{name}" for name in ("batches", "external_sort", "plan_file", "prompt_buckets", "prompt_order")),
-    "tasks.storage.schemas",
-)
-"""Modules whose code decides the plan: a change of one makes the cached plans stale."""
-
 
 @task(name="plan_prefix", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def plan_prefix(source: Source, tokens: ArtifactRef, num_answer_tokens: int) -> ArtifactRef:
     """The plan from the database's cache, written if it is not there. See `write_plan`."""
     how = (source.method, source.partition_tokens, num_answer_tokens, source.block_size, source.is_cheapest_first)
     content = (tokens.digest, *how)
-    return build_once(source.database, "plan", content, CODE, lambda target: write_plan(tokens, target, *how))
+    return build_once(source.database, "plan", content, lambda target: write_plan(tokens, target, *how))
 
 
 def write_plan(

@@ -24,13 +24,6 @@ from tasks.storage.plan_file import list_tokens
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.workloads.workload import Workload
 
-CODE = (
-    __name__,
-    *("tasks.prompts.prompt", "tasks.prompts.prompt_pieces", "tasks.prompts.row_orders", "tasks.prompts.text_codec"),
-    *("tasks.prompts.text_cuts", "tasks.prompts.word_patterns", "tasks.storage.schemas"),
-)
-"""Modules whose code decides the token ids: a change of one makes the cached tokens stale."""
-
 NO_TOKENS = np.empty(0, np.int32)
 
 BATCH_ROWS = 512
@@ -43,7 +36,7 @@ def tokenize(source: Source, requests: ArtifactRef, workload: Workload) -> Artif
     limit = source.max_model_len
     content = (requests.digest, workload.digest, source.model_digest, limit)
     write = partial(write_tokens, requests, workload=workload, checkpoint=source.checkpoint, max_model_len=limit)
-    return build_once(source.database, "tokens", content, CODE, write)
+    return build_once(source.database, "tokens", content, write)
 
 
 def write_tokens(

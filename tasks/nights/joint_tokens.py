@@ -13,15 +13,13 @@ from tasks.storage.artifact import ArtifactRef, build_once, open_parquet
 from tasks.storage.prompt_order import sort_prompts
 from tasks.storage.row_numbers import write_joined
 
-CODE = (__name__, "tasks.storage.row_numbers", "tasks.tokenize")
-
 
 @task(name="join_tokens", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def join_tokens(database: str, tokens: Sequence[ArtifactRef]) -> ArtifactRef:
     """The prompts of all files in one file, numbered consecutively; kept in the database's cache. Raises
     `ArtifactError` if a file is not what its reference says."""
     digests = [ref.digest for ref in tokens]
-    return build_once(database, "tokens", digests, CODE, lambda target: write_joined(tokens, target))
+    return build_once(database, "tokens", digests, lambda target: write_joined(tokens, target))
 
 
 @task(name="count_shared", retries=0, cache_policy=NO_CACHE, persist_result=False)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -141,7 +141,6 @@ def build_once(
     database: str | Path,
     kind: str,
     content: Sequence[object],
-    code: Sequence[str],
     build: Callable[[Path], ArtifactRef],
 ) -> ArtifactRef:
     """The artifact for `content` from the database's cache; built and cached if it is not there.
@@ -151,14 +150,11 @@ def build_once(
 
     Args:
         content: JSON values: digests and settings.
-        code: modules whose source decides the file's content; a change of one makes the cached file stale.
         build: writes the file at the path it is given. Raises what `build` raises.
     """
     folder = runs_folder(database) / "cache"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files = [Path(str(find_spec(name).origin)) for name in code]  # type: ignore[union-attr]
-    sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    stem = f"{kind}-{hashlib.sha256(json.dumps([kind, content, sources]).encode()).hexdigest()[:32]}"
+    stem = f"{kind}-{hashlib.sha256(json.dumps([kind, content, _code_digest()]).encode()).hexdigest()[:32]}"
     for path in folder.glob(f"{stem}-*.parquet"):
         for found in list_whole([path]):
             if path.name == _name(stem, found):
@@ -168,6 +164,15 @@ def build_once(
     built = build(folder / f".{stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     path = Path(built.path).rename(folder / _name(stem, built))
     return replace(built, path=str(path))
+
+
+@cache
+def _code_digest() -> str:
+    """Of all code that decides what is cached: a change of it makes cached files stale."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for path in sorted([*root.glob("tasks/**/*.py"), *root.glob("engine/planning/*.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def prune_cache(database: str | Path) -> None:
