@@ -59,10 +59,12 @@ class Int8Backend(NativeOperations, AttentionBackend):
         return PackedLayers(self, self.kernel("compute_layers"), packed, num_byte_columns)
 
     def _pack(self, layer: LayerWeights, packer: LayerPacker) -> _Int8Layer:
-        hidden_size, intermediate_size = layer.gate.shape[1], len(layer.gate)
-        if hidden_size % PANEL or intermediate_size % PANEL:
+        sizes = layer.gate.shape[1], len(layer.gate), len(layer.qkv[0])
+        if any(size % PANEL for size in sizes):
+            hidden, intermediate, qkv = sizes
             raise ModelError(
-                f"dtype 'int8' takes sizes that are multiples of 32, got {hidden_size} and {intermediate_size}"
+                "dtype 'int8' takes sizes that are multiples of 32, got a hidden size of "
+                f"{hidden}, an intermediate size of {intermediate} and {qkv} columns of queries, keys and values"
             )
         if layer.scoring.window:
             raise ModelError(f"dtype 'int8' has no sliding window, got one of {layer.scoring.window} positions")

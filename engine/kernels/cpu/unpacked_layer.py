@@ -1,6 +1,6 @@
 """A decoder layer on the CPU with torch's matrix products, where the C++ products lack its sizes or the processor."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 from torch.nn.functional import gelu, layer_norm, linear, silu
@@ -21,8 +21,9 @@ class UnpackedLayer:
         self._kernels = kernels
         if not isinstance(weights, BranchedWeights):
             weights = BranchedWeights(**{field.name: getattr(weights, field.name) for field in fields(weights)})
-        self._weights = weights
         self._gate_up = torch.cat([weights.gate, weights.up])
+        gate, up = self._gate_up[: len(weights.gate)], self._gate_up[len(weights.gate) :]
+        self._weights = replace(weights, gate=gate, up=up)  # the caller frees its own
         self.operations = weights.operations
 
     def attention_norm(self, s: LayerState) -> None:

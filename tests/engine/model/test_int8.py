@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine import Engine, EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ModelError
 from tests.engine.model.any_batch import KV_BYTES, Answers, answer, answer_alone, check_any_batch, requests_of
 
 SHARED = [(7 * i) % 490 + 3 for i in range(150)]
@@ -83,6 +83,13 @@ def test_answers_are_as_likely_as_bytes_allow(checkpoint: Path, alone: Answers) 
 def test_what_does_not_compute_int8_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="dtype 'int8' is computed on a CPU by attention 'native', got"):
         EngineConfig(dtype="int8", **change)
+
+
+def test_sizes_that_int8_does_not_compute_are_refused(tiny_llama: Path) -> None:
+    config = AutoConfig.from_pretrained(tiny_llama)
+    config.update({"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16})
+    with pytest.raises(ModelError, match=r"multiples of 32, got a hidden size of 96, .* and 80 columns of queries"):
+        Engine.load(AutoModelForCausalLM.from_config(config), EngineConfig(dtype="int8", kv_memory_bytes=KV_BYTES))
 
 
 def test_a_model_that_somebody_else_holds_keeps_its_weights(tiny_llama: Path) -> None:

@@ -8,13 +8,15 @@
 #include <type_traits>
 
 // NO_TILES and NO_VECTORS disable units, to test the code for CPUs without them.
-#if !defined(NO_VECTORS) && defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512DQ__)
-#define HAS_AVX512 1
+#if !defined(NO_VECTORS) && defined(__AVX512F__)
 #include <immintrin.h>
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
+#define HAS_AVX512 1
 #if !defined(NO_TILES) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
 #define HAS_AMX 1
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 #endif
 #endif
 
@@ -29,11 +31,21 @@ struct bf16 {
   uint16_t bits;
 };
 
+// The value whose bytes are at `from`, which need not be aligned.
+template <typename Value>
+inline Value load_as(const void* from) {
+  Value value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline float as_float(uint32_t bits) { return load_as<float>(&bits); }
+
 inline float load(float x) { return x; }
-inline float load(bf16 x) { return __builtin_bit_cast(float, uint32_t(x.bits) << 16); }
+inline float load(bf16 x) { return as_float(uint32_t(x.bits) << 16); }
 inline void store(float& to, float x) { to = x; }
 inline void store(bf16& to, float x) {  // to nearest, ties to even
-  const uint32_t u = __builtin_bit_cast(uint32_t, x);
+  const uint32_t u = load_as<uint32_t>(&x);
   to.bits = uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
@@ -50,21 +62,13 @@ inline float exp2_negative(float x) {
   p = p * f + 2.402264791e-1f;
   p = p * f + 6.931472028e-1f;
   p = p * f + 1.0f;
-  const uint32_t power = (__builtin_bit_cast(uint32_t, shifted) + 127) << 23;
-  return x < -126.0f ? 0.0f : p * __builtin_bit_cast(float, power);
+  const uint32_t power = (load_as<uint32_t>(&shifted) + 127) << 23;
+  return x < -126.0f ? 0.0f : p * as_float(power);
 }
 
 // 16 floats, or 8 pairs, in one or more registers.
 typedef float Lanes __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
-
-// The value whose bytes are at `from`, which need not be aligned.
-template <typename Value>
-inline Value load_as(const void* from) {
-  Value value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
 
 #ifdef HAS_AVX512
 inline __m512 load_16(const bf16* x) {
