@@ -13,10 +13,11 @@ from typing import Any
 
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, weight_sample
+from engine.model.loading.gguf_config import complete_config
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-_CONVERTER_VERSION = 3
+_CONVERTER_VERSION = 4
 
 
 def open_gguf(file: Path) -> Path:
@@ -55,8 +56,9 @@ def gguf_digest(folder: Path) -> str:
     return hashlib.sha256(header + weight_sample(file)).hexdigest()
 
 
-def write_tensor_table(file: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """Writes the table of a GGUF file's tensors: name, format, shape (rows first), offset and size. Returns it."""
+def write_tensor_table(file: Path, folder: Path) -> Any:
+    """Writes the table of a GGUF file's tensors: name, format, shape (rows first), offset and size. Returns the gguf
+    package's reader of the file."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 
     class Reader(GGUFReader):  # type: ignore[misc]
@@ -71,6 +73,7 @@ def write_tensor_table(file: Path, folder: Path) -> dict[str, dict[str, Any]]:
                 raise ModelError(f"model {str(file)!r}: the file is cut: {size:,} bytes, its tensors end at {end:,}")
             super()._build_tensors(start_offs, fields)
 
+    reader = Reader(file)
     tensors = {
         tensor.name: {
             "format": tensor.tensor_type.name,
@@ -78,10 +81,10 @@ def write_tensor_table(file: Path, folder: Path) -> dict[str, dict[str, Any]]:
             "offset": int(tensor.data_offset),
             "num_bytes": int(tensor.n_bytes),
         }
-        for tensor in Reader(file).tensors
+        for tensor in reader.tensors
     }
     (folder / GGUF_TENSORS).write_text(json.dumps({"file": str(file), "tensors": tensors}, indent=1))
-    return tensors
+    return reader
 
 
 def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) -> Path:
@@ -118,7 +121,7 @@ def _write_folder(file: Path, folder: Path) -> None:
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    tensors = write_tensor_table(file, folder)
+    reader = write_tensor_table(file, folder)
     source: dict[str, Any] = {"gguf_file": file.name}
     from engine.model.loading.stock_weights import no_progress_bars
 
@@ -127,8 +130,13 @@ def _write_folder(file: Path, folder: Path) -> None:
         transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
     if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:  # the file does not name its class
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
-    if (experts := tensors.get("blk.0.ffn_gate_exps.weight")) is not None:
-        config.moe_intermediate_size = experts["shape"][1]  # transformers 5.24 leaves it at its default
+    for experts in reader.tensors:
+        if experts.name == "blk.0.ffn_gate_exps.weight":
+            config.moe_intermediate_size = int(experts.shape[1])  # transformers 5.24 leaves it at its default
+    try:
+        complete_config(config, reader)
+    except ModelError as error:
+        raise ModelError(f"model {str(file)!r}: {error}") from error
     config.save_pretrained(folder)
     transformers.GenerationConfig.from_model_config(config).save_pretrained(folder)
 

@@ -35,6 +35,8 @@ def write_mixture(file: Path, tokenizer_of: Path) -> None:
     writer.add_key_length(HEAD_DIM)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(2.0)
     writer.add_vocab_size(TOKENS)
     writer.add_expert_count(EXPERTS)
     writer.add_expert_used_count(2)
@@ -70,13 +72,15 @@ def write_mixture(file: Path, tokenizer_of: Path) -> None:
     writer.close()
 
 
-def test_experts_have_the_size_of_the_file(
+def test_experts_and_rotations_are_those_of_the_file(
     tmp_path: Path, smollm2_gguf: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Kept quantized or unpacked, with the same answers."""
     file = tmp_path / "mixture.gguf"
     write_mixture(file, smollm2_gguf)
-    assert read_json(resolve_checkpoint(file) / "config.json")["moe_intermediate_size"] == EXPERT_SIZE
+    config = read_json(resolve_checkpoint(file) / "config.json")
+    assert config["moe_intermediate_size"] == EXPERT_SIZE
+    assert config["rope_parameters"] == {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     asked = [Request(request_id=str(n), token_ids=[20, 30, 40 + n] * 9, max_new_tokens=5) for n in range(3)]
     answers = []
     caplog.set_level("INFO", "batchloom.engine")

@@ -1,0 +1,94 @@
+"""What transformers leaves out of the configuration of a GGUF file: scaling of rotations, their base, windows."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import ModelError
+
+LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
+"""Layers of the Gemma models that scale queries by their hidden size over their heads, which no field says."""
+
+Read = Callable[[str], Any]
+"""The value of a field by its name behind the architecture's; None where the file has no such field."""
+
+
+def complete_config(config: Any, reader: Any) -> None:
+    """Sets what the file says and transformers' configuration lacks.
+
+    Args:
+        config: made by transformers of the same file.
+        reader: of the gguf package.
+    Raises:
+        ModelError: the file scales rotations in a way that is not known here.
+    """
+    architecture = reader.fields["general.architecture"].contents()
+
+    def read(name: str) -> Any:
+        field = reader.fields.get(f"{architecture}.{name}")
+        return None if field is None else field.contents()
+
+    factors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors if tensor.name.startswith("rope_f")}
+    rope = getattr(config, "rope_parameters", None) or {}
+    is_by_layer = any(isinstance(each, dict) for each in rope.values())
+    own = rope.get("full_attention", {}) if is_by_layer else rope  # scaling is for layers that see all
+    if (base := read("rope.freq_base")) is not None:
+        own["rope_theta"] = float(base)
+    if is_by_layer and (base := read("rope.freq_base_swa")) is not None:
+        rope["sliding_attention"]["rope_theta"] = float(base)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    num_rotated = read("rope.dimension_count") or head_dim
+    if config.model_type == "phi3" and num_rotated < head_dim:
+        own["partial_rotary_factor"] = num_rotated / head_dim
+    own |= _find_scaling(read, factors, float(own.get("rope_theta", 1e4)), num_rotated)
+    config.rope_parameters = rope
+    if own.get("rope_type") == "longrope":
+        config.original_max_position_embeddings = own["original_max_position_embeddings"]
+    if (window := read("attention.sliding_window")) is not None and hasattr(config, "sliding_window"):
+        config.sliding_window = int(window)
+    if config.num_hidden_layers == LAYERS_OF_27B.get(config.model_type):
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
+
+
+def _find_scaling(
+    read: Read, factors: Mapping[str, npt.NDArray[Any]], theta: float, num_rotated: int
+) -> dict[str, Any]:
+    """The keys of transformers' ``rope_parameters`` that scale rotations; none where the file scales nothing."""
+    kind = read("rope.scaling.type") or ("none" if read("rope.scale_linear") is None else "linear")
+    original, attention_factor = read("rope.scaling.original_context_length"), read("rope.scaling.attn_factor")
+    found: dict[str, Any] = {} if original is None else {"original_max_position_embeddings": int(original)}
+    if "rope_factors_short.weight" in factors:
+        short, long = (factors[f"rope_factors_{which}.weight"].tolist() for which in ("short", "long"))
+        if attention_factor is not None:
+            found["attention_factor"] = float(attention_factor)
+        return found | {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    if "rope_freqs.weight" in factors:
+        return _find_llama3(factors["rope_freqs.weight"], theta, num_rotated)
+    if kind == "none":
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise ModelError(f"rope.scaling.type {kind!r} is not known")
+    factor = float(read("rope.scaling.factor") or read("rope.scale_linear"))
+    if kind == "linear":
+        return {"rope_type": kind, "factor": factor}
+    if attention_factor is not None:
+        found["attention_factor"] = float(attention_factor) * (0.1 * math.log(factor) + 1)
+    return found | {"rope_type": kind, "factor": factor}
+
+
+def _find_llama3(factors: npt.NDArray[np.float32], theta: float, num_rotated: int) -> dict[str, Any]:
+    """The scaling of Llama 3.1 and later, of which a file has the divisors of the frequencies, float32 ``[n]``."""
+    if (factors == 1).all():
+        return {}
+    found = {"factor": float(factors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    original = 8192
+    wave_lengths = 2 * math.pi * theta ** (np.arange(0, num_rotated, 2) / num_rotated)
+    smooth = ((original / wave_lengths - 1) / (4 - 1)).clip(0, 1)
+    if len(factors) != len(smooth) or not np.allclose(
+        factors, 1 / ((1 - smooth) / found["factor"] + smooth), rtol=1e-3
+    ):
+        raise ModelError("rope_freqs.weight has factors that are not those of rope_type 'llama3'")
+    return found | {"rope_type": "llama3", "original_max_position_embeddings": original}
