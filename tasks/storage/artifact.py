@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -133,10 +132,6 @@ def _digest(path: str | Path) -> str:
         raise ArtifactError(f"{path} cannot be read: {error}") from error
 
 
-KEEP_DAYS = 7
-"""Artifacts in the cache that no run has used for this long are deleted."""
-
-
 def build_once(
     database: str | Path,
     kind: str,
@@ -168,14 +163,6 @@ def build_once(
     built = build(folder / f".{stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     path = Path(built.path).rename(folder / _name(stem, built))
     return replace(built, path=str(path))
-
-
-def prune_cache(database: str | Path) -> None:
-    """Delete cached artifacts that no run has used for `KEEP_DAYS`, and temporary files of killed processes as old."""
-    folder = runs_folder(database) / "cache"
-    for path in (*folder.glob("*.parquet"), *folder.glob(".*.tmp"), *folder.glob("duckdb_temp_*")):
-        if time.time() - path.stat().st_mtime > KEEP_DAYS * 86400:
-            path.unlink(missing_ok=True)
 
 
 def runs_folder(database: str | Path) -> Path:
