@@ -14,7 +14,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.errors import ArtifactError
+from engine.errors import ArtifactError, BatchloomError
 from tasks.database.messages import describe_write_error
 
 
@@ -30,10 +30,11 @@ class ArtifactRef:
 
 @contextmanager
 def writing(path: str | Path, describe: Callable[[str | Path, OSError], str] = describe_write_error) -> Iterator[None]:
-    """Turn an `OSError` in the block into an `ArtifactError` that says why the file or folder cannot be written."""
+    """Turn an `OSError` in the block into an `ArtifactError` that says why the file or folder cannot be written. Errors
+    of batchloom, some of which are `OSError`s, pass."""
     try:
         yield
-    except ArtifactError:
+    except BatchloomError:
         raise
     except OSError as error:
         raise ArtifactError(describe(path, error)) from error
