@@ -26,9 +26,9 @@ from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
 from tasks.forecast.hardware import Hardware, choose_hardware
 from tasks.layouts.settle import settle_layouts
+from tasks.recover import prune_cache
 from tasks.runs.run import Run, make_runs_folder
 from tasks.runs.source import Source
-from tasks.storage.artifact import prune_cache
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload, load_workload
 

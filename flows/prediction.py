@@ -18,7 +18,7 @@ from tasks.runs.infer_job import InferJob, Member
 from tasks.runs.run import Run
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary, count_partition_rows, read_plan_summary
+from tasks.storage.plan_file import PlanSummary, read_plan_summary
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -86,7 +86,7 @@ def predict_night(
                 title=job.title,
                 order=summary.dispatch_order,
                 seconds=[cost * seconds_per_cost for cost in summary.partition_costs],
-                num_rows=count_partition_rows(job.plan).tolist(),
+                num_rows=summary.partition_rows,
                 num_engines=team.num_engines,
                 load_seconds=load_seconds,
                 begun=time.time(),
@@ -119,4 +119,4 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
         job = night.make_job(plan, Member(run_folder=run.folder, workload=workload, expected_output_tokens=expected))
         ratio = find_speed_ratio(source, night.engine)
         found = predict_run(job, summary, max(1, round(length.num_tokens)), team, None, ratio)
-        return list_portions(workload.name, plan, summary, found["step_seconds"] / team.num_engines)
+        return list_portions(workload.name, summary, found["step_seconds"] / team.num_engines)

@@ -20,12 +20,12 @@ from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.prompts.text_codec import check_tokenizer
 from tasks.read import ReadResult, read, read_answer_length
-from tasks.recover import recover_runs, stop_run
+from tasks.recover import prune_cache, recover_runs, stop_run
 from tasks.runs.infer_job import FailurePolicy, InferJob, Member
 from tasks.runs.run import Run, hold_database, protect_result_storage, set_isolation
 from tasks.runs.run_summary import RunSummary
 from tasks.runs.source import Source
-from tasks.storage.artifact import ArtifactRef, prune_cache, runs_folder
+from tasks.storage.artifact import ArtifactRef, runs_folder
 from tasks.storage.plan_file import read_plan_summary
 from tasks.tokenize import read_max_model_len, tokenize
 from tasks.workloads.workload import Workload
@@ -80,7 +80,8 @@ def hold_night(database: Path, lock_timeout_seconds: float, *, is_written: bool 
         if is_written and any(runs_folder(database).glob("*-*")):
             for run in recover_runs(database):
                 report_run(database, run.record.run_id)
-        prune_cache(database)
+        if (runs_folder(database) / "cache").exists():
+            prune_cache(database)
         yield
 
 

@@ -63,22 +63,25 @@ def write_plan(
         split = _split_ranges(ranges, groups, partition_tokens, num_answer_tokens)
         planned = files.enter_context(spool(split, PLAN_SCHEMA, folder))
         costs, priorities, num_rows, common_lens = np.concatenate(groups.numbers, axis=1)
-        if is_cheapest_first:
-            priorities = rank_cheapest_first(costs, priorities, num_rows)
+        ranks = rank_cheapest_first(costs, priorities, num_rows) if is_cheapest_first else priorities
         block_size = None if method == "none" else block_size
-        partitions = place_groups(costs - whole_blocks(common_lens, block_size), priorities, partition_tokens)
+        partitions = place_groups(costs - whole_blocks(common_lens, block_size), ranks, partition_tokens)
         in_turn = np.argsort(partitions, kind="stable")
         common_lens[in_turn] = common_lens_of(common_lens, in_turn)
         num_shared = whole_blocks(common_lens, block_size)
         num_shared[np.unique(partitions, return_index=True)[1]] = 0  # the first group of each partition
         costs = np.bincount(partitions, weights=costs - num_shared).astype(np.int64)
+        highest = np.full(len(costs), np.iinfo(np.int64).min)
+        np.maximum.at(highest, partitions, priorities)
         num_processed_tokens = groups.sharing.num_processed_tokens - int(num_shared.sum())
         summary = PlanSummary(
             num_rows=int(num_rows.sum()),
             num_groups=groups.num_groups,
             num_partitions=len(costs),
             partition_costs=tuple(costs.tolist()),
-            dispatch_order=tuple(dispatch_order(partitions, costs, priorities)),
+            partition_rows=tuple(np.bincount(partitions, weights=num_rows).astype(np.int64).tolist()),
+            partition_priorities=tuple(highest.tolist()),
+            dispatch_order=tuple(dispatch_order(partitions, costs, ranks)),
             sharing=replace(groups.sharing, num_processed_tokens=num_processed_tokens),
         )
         batches = _place_rows(planned, partitions, common_lens.astype(np.int32))

@@ -20,7 +20,7 @@ from tasks.database.messages import explain
 from tasks.database.schema import check_requests, check_schema, list_relations
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, runs_folder, write_parquet
-from tasks.storage.batches import BATCH_ROWS, sort_batches
+from tasks.storage.batches import BATCH_ROWS, read_batches, sort_batches
 from tasks.storage.schemas import NUMBERS
 from tasks.workloads.workload import Workload
 
@@ -138,7 +138,7 @@ def _hash_values(values: pa.ChunkedArray) -> pa.Array:
 def _take_open(rows: pa.RecordBatchReader, schema: pa.Schema, counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
     """The rows that are not done, with the columns that `schema` is made of."""
     unused = {"is_done", "open_questions", "row_layout"}.difference(schema.names)
-    for found in rows:
+    for found in read_batches(rows):
         batch = found.filter(pc.invert(found.column("is_done")))
         counts["num_already_done"] += found.num_rows - batch.num_rows
         counts["num_errors"] += batch.num_rows - batch.column("error").null_count

@@ -3,6 +3,7 @@
 import logging
 import re
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,9 @@ LOGGER = logging.getLogger("batchloom")
 
 RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
 """What `new_run_id` gives."""
+
+KEEP_DAYS = 7
+"""Artifacts in the cache that no run has used for this long are deleted."""
 
 STOP_LOCK_TIMEOUT_SECONDS = 5.0
 """How long a stopped run waits for the database; answers that it cannot write are written by the next run."""
@@ -115,6 +119,22 @@ def sweep_runs(database: str | Path) -> list[Run]:
             elif is_ours and _has_work(folder):
                 drop_work(folder)
     return unfinished
+
+
+def prune_cache(database: str | Path) -> None:
+    """Delete cached artifacts that no run has used for `KEEP_DAYS`, except those of runs whose answers are not in the
+    database yet, and temporary files of killed processes as old. Other processes may do so at the same time."""
+    needed = set()
+    for manifest in runs_folder(database).glob("*/manifest.json"):
+        with suppress(ArtifactError):
+            run = Run.load(database, manifest.parent)
+            if not run.is_written:
+                needed |= {Path(ref.path).name for ref in run.artifacts.values()}
+    folder = runs_folder(database) / "cache"
+    for path in (*folder.glob("*.parquet"), *folder.glob(".*.tmp"), *folder.glob("duckdb_temp_*")):
+        with suppress(FileNotFoundError):
+            if path.name not in needed and time.time() - path.stat().st_mtime > KEEP_DAYS * 86400:
+                path.unlink()
 
 
 def _has_work(folder: Path) -> bool:

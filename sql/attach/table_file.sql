@@ -4,4 +4,4 @@
 -- identifiers: {name}, {file}
 -- parameters: none
 
-create or replace view {name}.{file} as from <path>
+create view {name}.{file} as from <path>

@@ -42,8 +42,8 @@ def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str])
     """Make each file and folder readable under its name.
 
     A DuckDB or SQLite file is attached, read-only. In a folder each table file becomes the view
-    ``name.<file without suffix>``, and SQL may read any file below the folder by path. Raises `DatabaseError` if
-    a file is no database, or DuckDB lacks the extension that reads it.
+    ``name.<file without suffix>``, and SQL may read any file below the folder by path. Raises `DatabaseError` if a file
+    is no database, DuckDB lacks the extension that reads it, or two files of a folder would be one view.
     """
     set_option(connection, "autoinstall_known_extensions", False)  # a missing one is an error
     for name, path in attach.items():
@@ -59,11 +59,15 @@ def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str])
 
 def _attach_folder(connection: duckdb.DuckDBPyConnection, name: str, folder: Path) -> None:
     execute(connection, "attach/folder", name=name)
+    tables: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         suffix = path.suffix.lower()
         if suffix in EXTENSIONS:
             connection.execute(f"load {EXTENSIONS[suffix]}")
         elif suffix in TABLE_FILES and path.is_file():
+            other = tables.setdefault(path.stem.lower(), path)  # DuckDB's names have no case
+            if other != path:
+                raise DatabaseError(f"{other.name} and {path.name} would be one table, {name}.{path.stem}: rename one")
             text = fill_identifiers(statement("attach/table_file"), name=name, file=path.stem)
             literal = "'" + str(path).replace("'", "''") + "'"
             connection.execute(text.replace("<path>", literal))

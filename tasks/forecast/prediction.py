@@ -17,7 +17,7 @@ from tasks.partitions.attempt import ask
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.runs.infer_job import InferJob
-from tasks.storage.plan_file import PlanSummary, count_partition_rows, read_partition
+from tasks.storage.plan_file import PlanSummary, read_partition
 from tasks.workers.engine_team import EngineTeam
 
 MOST_TIME_SHARE = 0.01
@@ -161,7 +161,7 @@ def predict_run(
     if seconds_left is not None:
         partition_seconds = [speed_ratio * seconds for seconds in found.partition_seconds]
         shares = find_fitting(summary.dispatch_order, partition_seconds, team.num_engines, seconds_left)
-        num_rows = count_partition_rows(job.plan)
+        num_rows = summary.partition_rows
         fitting = {
             "num_fitting_partitions": sum(share == 1 for share in shares.values()),
             "num_fitting_rows": float(sum(int(share * num_rows[partition]) for partition, share in shares.items())),

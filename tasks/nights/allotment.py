@@ -4,9 +4,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from tasks.storage.artifact import ArtifactRef, open_parquet
 from tasks.storage.plan_file import PlanSummary
 
 
@@ -35,18 +32,14 @@ class Allotment:
     num_left: int = 0
 
 
-def list_portions(step: str, plan: ArtifactRef, summary: PlanSummary, seconds: float) -> list[Portion]:
+def list_portions(step: str, plan: PlanSummary, seconds: float) -> list[Portion]:
     """The partitions of the plan of a step, with its forecast seconds divided by cost. See `Portion`."""
-    with open_parquet(plan) as file:
-        rows = file.read(columns=["partition", "priority"])
-    partitions = rows.column("partition").to_numpy()
-    priorities = np.full(summary.num_partitions, np.iinfo(np.int64).min)
-    np.maximum.at(priorities, partitions, rows.column("priority").to_numpy())
-    num_rows = np.bincount(partitions, minlength=summary.num_partitions)
-    total = sum(summary.partition_costs)
+    total = sum(plan.partition_costs)
     return [
-        Portion(step=step, priority=int(priority), num_rows=int(count), seconds=seconds * cost / total)
-        for priority, count, cost in zip(priorities, num_rows, summary.partition_costs, strict=True)
+        Portion(step=step, priority=priority, num_rows=num_rows, seconds=seconds * cost / total)
+        for priority, num_rows, cost in zip(
+            plan.partition_priorities, plan.partition_rows, plan.partition_costs, strict=True
+        )
     ]
 
 

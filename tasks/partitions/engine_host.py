@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
+from engine.device.placement import resolve_device
 from engine.errors import CapacityError
 from tasks.partitions.out_of_memory import can_lower, describe_memory, free_memory, is_out_of_memory, lower
 from tasks.prompts.text_codec import TextCodec
@@ -38,6 +39,7 @@ class EngineHost:
         self._key: tuple[str, str, EngineConfig] | None = None
         self._model: LoadedModel | None = None
         self._num_halvings = 0
+        self._has_loaded = False
 
     @contextmanager
     def use(self, job: InferJob) -> Iterator[LoadedModel]:
@@ -57,9 +59,10 @@ class EngineHost:
                 del loaded
             if self._model is not None and not self._model.engine.is_usable:
                 self._model = None
-                free_memory()
             if self._model is None:
-                self._model = self._load(job)
+                if self._has_loaded:
+                    free_memory()
+                self._model, self._has_loaded = self._load(job), True
             yield self._model
 
     def lower_memory(self) -> bool:
@@ -68,14 +71,15 @@ class EngineHost:
             if self._key is None or not self._halve(self._key[2]):
                 return False
             self._model = None
-            free_memory()
             return True
 
     def release(self) -> None:
-        """Drop the model; the next `use` loads one with all the memory that its job asks for."""
+        """Drop the model; the next `use` loads one with all the memory that its job asks for. A GPU's memory is free at
+        once, for other processes; a CPU's, which takes a tenth of a second, before the next model is loaded."""
         with self._lock:
-            self._key = self._model = None
-            self._num_halvings = 0
+            key, self._key, self._model, self._num_halvings = self._key, None, None, 0
+            if key is not None and resolve_device(key[2].device).type != "cpu":
+                free_memory()
 
     def _load(self, job: InferJob) -> LoadedModel:
         codec = TextCodec.load(Path(job.checkpoint))

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.errors import ArtifactError
+from engine.errors import ArtifactError, BatchloomError
 from tasks.database.messages import describe_write_error
 
 
@@ -31,10 +30,11 @@ class ArtifactRef:
 
 @contextmanager
 def writing(path: str | Path, describe: Callable[[str | Path, OSError], str] = describe_write_error) -> Iterator[None]:
-    """Turn an `OSError` in the block into an `ArtifactError` that says why the file or folder cannot be written."""
+    """Turn an `OSError` in the block into an `ArtifactError` that says why the file or folder cannot be written. Errors
+    of batchloom, some of which are `OSError`s, pass."""
     try:
         yield
-    except ArtifactError:
+    except BatchloomError:
         raise
     except OSError as error:
         raise ArtifactError(describe(path, error)) from error
@@ -133,10 +133,6 @@ def _digest(path: str | Path) -> str:
         raise ArtifactError(f"{path} cannot be read: {error}") from error
 
 
-KEEP_DAYS = 7
-"""Artifacts in the cache that no run has used for this long are deleted."""
-
-
 def build_once(
     database: str | Path,
     kind: str,
@@ -173,14 +169,6 @@ def _code_digest() -> str:
     for path in sorted([*root.glob("tasks/**/*.py"), *root.glob("engine/planning/*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def prune_cache(database: str | Path) -> None:
-    """Delete cached artifacts that no run has used for `KEEP_DAYS`, and temporary files of killed processes as old."""
-    folder = runs_folder(database) / "cache"
-    for path in (*folder.glob("*.parquet"), *folder.glob(".*.tmp"), *folder.glob("duckdb_temp_*")):
-        if time.time() - path.stat().st_mtime > KEEP_DAYS * 86400:
-            path.unlink(missing_ok=True)
 
 
 def runs_folder(database: str | Path) -> Path:

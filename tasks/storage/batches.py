@@ -1,4 +1,4 @@
-"""Streams of record batches: sorting, spooling for a second pass, cutting where a column changes."""
+"""Streams of record batches: from DuckDB, sorted, spooled for a second pass, cut where a column changes."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -6,6 +6,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -60,6 +61,15 @@ def sort_batches(
         yield from sort_on_disk(begun, batches, by, folder, hash_columns)
     elif begun:
         yield begun[0].take(pc.sort_indices(begun[0].column(by))).drop_columns(list(hash_columns.values()))
+
+
+def read_batches(result: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """The batches of a query's result. Where DuckDB fails after the first, pyarrow raises a plain `OSError` with its
+    message; this raises `duckdb.DataError`, which nobody takes for an error of the file to which the batches go."""
+    try:
+        yield from result
+    except OSError as error:
+        raise duckdb.DataError(str(error)) from error
 
 
 def cut_by(batches: Iterable[pa.RecordBatch], by: str) -> Iterator[pa.RecordBatch]:

@@ -16,7 +16,7 @@ from engine.errors import ArtifactError
 from sql import statement
 from tasks.database.connection import fill_identifiers, set_option
 from tasks.database.messages import explain
-from tasks.storage.batches import BATCH_ROWS
+from tasks.storage.batches import BATCH_ROWS, read_batches
 from tasks.storage.spill_file import SpillFile
 
 MEMORY_LIMIT = "512MB"
@@ -54,7 +54,7 @@ def sort_on_disk(
             ordered = connection.sql(fill_identifiers(statement("storage/sort_rows"), by=by)).to_arrow_reader(
                 BATCH_ROWS
             )
-            yield from map(rows.widen, limit_bytes(ordered, rows.size_columns, MOST_LONG_BYTES))
+            yield from map(rows.widen, limit_bytes(read_batches(ordered), rows.size_columns, MOST_LONG_BYTES))
         except duckdb.Error as error:
             if failures:
                 raise failures[0] from None

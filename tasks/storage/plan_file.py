@@ -31,6 +31,7 @@ class PlanSummary:
         num_rows: planned rows; rows with an error are not planned.
         num_partitions: partitions, numbered from 0 by priority, none empty.
         partition_costs: predicted cost of each partition; see `engine.planning.plan_partitions`.
+        partition_rows, partition_priorities: number of rows of each partition, and the highest priority among them.
         dispatch_order: partitions in the order in which workers take them, so that all workers finish together.
         sharing: prompt tokens without and with the plan's prefixes.
     """
@@ -39,6 +40,8 @@ class PlanSummary:
     num_groups: int
     num_partitions: int
     partition_costs: tuple[int, ...]
+    partition_rows: tuple[int, ...]
+    partition_priorities: tuple[int, ...]
     dispatch_order: tuple[int, ...]
     sharing: SharingStats
 
@@ -60,7 +63,7 @@ def read_plan_summary(plan: ArtifactRef) -> PlanSummary:
     """The summary of a plan; `ArtifactError` where the file is not what its reference says."""
     with open_parquet(plan) as file:
         values = json.loads(file.schema_arrow.metadata[_SUMMARY_KEY])
-    lists = {name: tuple(values[name]) for name in ("partition_costs", "dispatch_order")}
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return PlanSummary(**{**values, **lists, "sharing": SharingStats(**values["sharing"])})
 
 
@@ -132,8 +135,12 @@ def _batch_bounds(prompts: Sequence[npt.NDArray[np.int32]]) -> Iterator[tuple[in
 
 def read_partition(plan: ArtifactRef, partition: int) -> Plan:
     """The rows of one partition, which has row groups of its own. Raises `ArtifactError` if the plan is not what its
-    reference says, or has no such partition."""
-    metadata, partitions = verify_once(plan)
+    reference says, or has no such partition. Its digest is checked again only if the file has changed."""
+    try:
+        stat = Path(plan.path).stat()
+    except OSError as error:
+        raise ArtifactError(f"{plan.path} cannot be read: {error}") from error
+    metadata, partitions = _verify(plan, stat.st_size, stat.st_mtime_ns)
     row_groups = np.flatnonzero(partitions == partition).tolist()
     if not row_groups:
         raise ArtifactError(f"{plan.path} has no partition {partition}")
@@ -141,28 +148,14 @@ def read_partition(plan: ArtifactRef, partition: int) -> Plan:
         return read_rows(file.read_row_groups(row_groups))
 
 
-def verify_once(plan: ArtifactRef) -> tuple[pq.FileMetaData, npt.NDArray[np.int64]]:
-    """The file's metadata and the partition of each row group; the digest is checked again only if the file changed."""
-    try:
-        found = Path(plan.path).stat()
-    except OSError as error:
-        raise ArtifactError(f"{plan.path} cannot be read: {error}") from error
-    return _verify(plan, found.st_size, found.st_mtime_ns)
-
-
 @lru_cache(maxsize=64)
 def _verify(ref: ArtifactRef, size: int, mtime_ns: int) -> tuple[pq.FileMetaData, npt.NDArray[np.int64]]:
+    """The file's metadata and the partition of each row group."""
     with open_parquet(ref) as file:
         metadata = file.metadata
         column = file.schema_arrow.get_field_index("partition")
     groups = [metadata.row_group(index).column(column) for index in range(metadata.num_row_groups)]
     return metadata, np.array([group.statistics.min for group in groups], dtype=np.int64)
-
-
-def count_partition_rows(plan: ArtifactRef) -> npt.NDArray[np.int64]:
-    """The number of rows of each partition."""
-    with open_parquet(plan) as file:
-        return np.bincount(file.read(columns=["partition"]).column("partition").to_numpy())
 
 
 def read_all_rows(plan: ArtifactRef) -> Plan:

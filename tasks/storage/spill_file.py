@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from engine.errors import ArtifactError
 from tasks.storage.batches import needing_room
 
 KNOWN_TEXTS = 1 << 20
@@ -21,7 +22,7 @@ texts that come again are stored again."""
 
 class SpillFile:
     """Stores values, and reads them by place and size in any order. Use it as a context manager. Raises
-    `ArtifactError`, which names the folder, if it cannot be written or the disk is full."""
+    `ArtifactError`, which names the folder, if it cannot be written, the disk is full, or it ends before a value."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = folder
@@ -85,4 +86,7 @@ class SpillFile:
 
     def _read(self, target: memoryview, place: int) -> None:
         while len(target):  # one system call reads at most 2 GiB
-            target = target[os.preadv(self._file.fileno(), [target], place) :]
+            num_bytes = os.preadv(self._file.fileno(), [target], place)
+            if not num_bytes:
+                raise ArtifactError(f"{self._folder}: a temporary file there has no byte {place:,}: it was cut")
+            target, place = target[num_bytes:], place + num_bytes

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from engine.child_process import start_child
-from tasks.partitions.partition_work import WORKER_VARIABLE, AttemptLog
+from tasks.partitions.partition_work import WORKER_VARIABLE, AttemptLog, PartitionWork
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
 
@@ -31,8 +31,9 @@ class WorkerPool:
         """As `tasks.infer.infer`, in the next free process. Raises what that raises, and `WorkerError` if several
         processes in a row die before they try a row.
 
-        A process that dies is replaced, and the new one continues with the partition. Attempts are noted in the run
-        folder, so that rows which crash the process are found like other failing rows.
+        A process that dies is replaced, and the new one continues with the partition, except after the deadline: then
+        the finished parts are returned. Attempts are noted in the run folder, so that rows which crash the process are
+        found like other failing rows.
         """
         worker = self._free.get()
         try:
@@ -42,12 +43,16 @@ class WorkerPool:
                     return worker.answer(partition, job)
                 except _WorkerDiedError as error:
                     worker.close()
-                    if job.stop.is_made:
+                    is_overdue = job.stop.is_overdue
+                    if job.stop.is_made and not is_overdue:
                         return None
                     if job.exchange:  # `note_start` needs the attempts that the process noted
-                        from tasks.runs.run_exchange import RunExchange
+                        from tasks.runs.run_exchange import STATE_FOLDERS, RunExchange
 
-                        RunExchange(job.first.run_folder, job.exchange).take(("attempts",))
+                        folders = STATE_FOLDERS if is_overdue else ("attempts",)
+                        RunExchange(job.first.run_folder, job.exchange).take(folders)
+                    if is_overdue:
+                        return PartitionWork(partition, job, lambda path: None).parts
                     LOGGER.warning("partition %d is handed out again: its %s", partition, error)
         finally:
             self._free.put(worker)

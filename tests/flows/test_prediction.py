@@ -129,7 +129,14 @@ def test_a_night_that_cannot_be_predicted_goes_on(
     plan = ArtifactRef(path=str(tmp_path / "plan.parquet"), num_rows=1, digest="")
     sharing = SharingStats(num_logical_tokens=10**6, num_processed_tokens=10**6, num_best_tokens=1)
     summary = PlanSummary(
-        num_rows=1, num_groups=1, num_partitions=1, partition_costs=(1,), dispatch_order=(0,), sharing=sharing
+        num_rows=1,
+        num_groups=1,
+        num_partitions=1,
+        partition_costs=(1,),
+        partition_rows=(1,),
+        partition_priorities=(0,),
+        dispatch_order=(0,),
+        sharing=sharing,
     )
 
     job = make_job(run.folder, workload, tmp_path / "gone", plan=plan, engine=EngineConfig(device="cpu"))

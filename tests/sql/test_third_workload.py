@@ -194,6 +194,16 @@ def test_a_value_that_the_query_cannot_compute_is_an_error_of_the_workload(
         tickets.prepare(load_workload(topics))
 
 
+def test_so_is_one_that_comes_after_rows_that_were_read(tickets: Any, topics: Path) -> None:
+    tickets.sql("insert into tickets select i, 'Number', if(i < 4999, '1', 'abc') from range(5000) as many (i)")
+    query = "select ticket_id, subject, message::integer::varchar as message from tickets where subject = 'Number'"
+    topics.with_name("select_tickets.sql").write_text(query)
+    with pytest.raises(DatabaseError, match="in the query of workload 'topics': Conversion Error: ") as caught:
+        tickets.prepare(load_workload(topics))
+    assert "'abc'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("parameter", ["$number", "?", "$1"])
 @pytest.mark.parametrize("column", ["message", "{} as message"])
 def test_a_query_has_no_parameters(tickets: Any, topics: Path, parameter: str, column: str) -> None:

@@ -170,6 +170,15 @@ def test_a_broken_attachment_is_named(night: Any, make_workload: Any, tmp_path: 
             parse_attachments({name: path}, tmp_path)
 
 
+@pytest.mark.parametrize(("one", "other"), [("mails.csv", "mails.json"), ("Mails.csv", "mails.csv")])
+def test_two_files_of_one_name_are_refused(night: Any, make_workload: Any, exports: Path, one: str, other: str) -> None:
+    for name in (one, other):
+        (exports / name).write_text("note_id,text\n1,mail\n")
+    workload = make_workload("select note_id, text from exports.mails")
+    with pytest.raises(DatabaseError, match=f"attach: exports: {exports}: {one} and {other} would be one table"):
+        read.fn(make_source(night.path, attach={"exports": str(exports)}), workload, make_folder(night))
+
+
 def test_no_setting_is_changed_back(night: Any) -> None:
     with connect(night.path) as connection:
         restrict_sql(connection, [], {})

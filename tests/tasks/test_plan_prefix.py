@@ -91,6 +91,8 @@ def test_partitions_together_are_the_plan(
         num_tokens += sum(group.num_tokens for group in groups)
         cost = sum(group.num_tokens + 2 * len(group.members) for group in groups)
         assert cost == summary.partition_costs[number]
+        assert rows.num_rows == summary.partition_rows[number]
+        assert rows.priority.max() == summary.partition_priorities[number]
         of_partition.append((-rows.priority.max(), -cost, number))
         seen += rows.row_id.tolist()
     assert [number for *_, number in sorted(of_partition)] == list(summary.dispatch_order)
@@ -143,6 +145,17 @@ def test_a_group_larger_than_a_partition_is_split(tmp_path: Path) -> None:
     assert summary.partition_costs == (60, 60, 60, 60, 60)
     assert summary.sharing.num_processed_tokens == 5 * 10 + 50 * 2
     assert summary.num_groups == 5
+
+
+def test_a_plan_for_a_deadline_has_the_priorities_of_its_rows(tmp_path: Path) -> None:
+    """Not the ranks by cost that its groups get."""
+    prompts = [[*range(10 * row, 10 * row + 1 + row % 7)] for row in range(40)]
+    tokens = tokens_file(tmp_path, prompts, [row % 2 for row in range(40)])
+    plan = write_plan(tokens, tmp_path / "plan.parquet", "exact", 20, 2, is_cheapest_first=True)
+    summary = read_plan_summary(plan)
+    highest = [read_partition(plan, number).priority.max() for number in range(summary.num_partitions)]
+    assert list(summary.partition_priorities) == highest
+    assert set(highest) == {0, 1}
 
 
 def test_nothing_to_plan_is_an_empty_plan(tmp_path: Path) -> None:

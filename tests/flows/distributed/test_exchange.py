@@ -5,7 +5,9 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -32,9 +34,10 @@ from tasks.runs.run import Run
 from tasks.runs.run_exchange import RunExchange, local_job
 from tasks.runs.worker_copy import PREFIX, PROCESS_COPY
 from tasks.tokenize import read_max_model_len, write_tokens
+from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.object_server import ObjectServer, serve_objects
-from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until
+from tests.flows.distributed.worker_watch import find_workers, hold_and_kill, meanwhile, wait_until
 from tests.sources import make_job, make_source
 
 ROOT = Path(__file__).parents[3]
@@ -186,6 +189,14 @@ def test_a_worker_takes_over_what_another_one_did_of_a_partition(shared: Shared,
     assert found == shared.run.list_parts()
     assert len(shared.run.list_steps()) == 1
     assert read_counts(shared.run.folder).num_rows == found[0].num_rows
+
+
+def test_finished_parts_are_taken_from_the_store_where_a_worker_dies_after_the_deadline(shared: Shared) -> None:
+    parts = shared.answer(0)
+    overdue = replace(shared.job, deadline=time.time() + 0.5)
+    with closing(WorkerPool([{}])) as pool, meanwhile(partial(hold_and_kill, lambda: overdue.stop.is_made)):
+        found = pool.answer(0, overdue)
+    assert found == shared.end.find(parts) == shared.run.list_parts()
 
 
 def test_a_stop_request_travels_both_ways(shared: Shared) -> None:

@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -20,12 +23,12 @@ from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import WorkerSettings
 from tasks.runs.infer_job import FailurePolicy
-from tasks.storage.artifact import ArtifactRef
+from tasks.storage.artifact import ArtifactRef, write_parquet
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workers.infer_remote import name_device
 from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.workload import load_workload
-from tests.flows.distributed.worker_watch import find_workers, meanwhile, wait_until
+from tests.flows.distributed.worker_watch import find_workers, hold_and_kill, meanwhile, wait_until
 from tests.sources import make_job
 
 ROOT = Path(__file__).parents[3]
@@ -131,6 +134,24 @@ def test_what_a_worker_raises_is_raised_here_and_one_that_cannot_start_is_an_err
     (tmp_path / "stop").unlink()
     with closing(broken), pytest.raises(WorkerError, match="partition 1: 4 processes in a row ended before"):
         broken.answer(1, job)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_worker_that_dies_after_the_deadline_leaves_the_finished_parts(tmp_path: Path, is_stopped: bool) -> None:
+    """Only where somebody asked to stop, there are none."""
+    rows = pa.record_batch({"row_id": [3, 4], "error": pa.array([None, "too long"], pa.string())})
+    (tmp_path / "parts").mkdir()
+    part = write_parquet(tmp_path / "parts" / "part-00000.parquet", rows.schema, [rows])
+    deadline = None if is_stopped else time.time() + 0.5
+    job = make_job(tmp_path, load_workload("snippets"), tmp_path, deadline=deadline)
+
+    def has_ended() -> bool:
+        if is_stopped:
+            job.stop.make()
+        return job.stop.is_made
+
+    with closing(WorkerPool([{}])) as pool, meanwhile(partial(hold_and_kill, has_ended)):
+        assert pool.answer(0, job) == (None if is_stopped else [part])
 
 
 def test_engines_of_a_host_divide_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:

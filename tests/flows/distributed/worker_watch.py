@@ -1,5 +1,7 @@
 """Observes a night from outside, and acts at a given moment."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +31,14 @@ def find_processes(variable: str) -> list[int]:
             if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found
+
+
+def hold_and_kill(until: Callable[[], Any]) -> None:
+    """Stop the one worker of this process while it starts, and kill it when the condition holds."""
+    (worker,) = wait_until(lambda: find_workers(os.getpid()))
+    os.kill(worker, signal.SIGSTOP)
+    wait_until(until)
+    os.kill(worker, signal.SIGKILL)
 
 
 @contextmanager

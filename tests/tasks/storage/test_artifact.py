@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from engine.errors import ArtifactError
+from engine.errors import ArtifactError, DatabaseError
 from tasks.storage.artifact import ArtifactRef, describe_parquet, open_parquet, replace_file, write_parquet
 
 SCHEMA = pa.schema([pa.field("row_id", pa.int64(), nullable=False), ("token_ids", pa.list_(pa.int32()))])
@@ -102,12 +102,15 @@ def test_a_batch_of_another_schema_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_in_the_source_passes_and_keeps_the_old_file(ref: ArtifactRef, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DatabaseError("of the query")])
+def test_an_error_in_the_source_passes_and_keeps_the_old_file(
+    ref: ArtifactRef, tmp_path: Path, error: BaseException
+) -> None:
     def failing() -> Iterator[pa.RecordBatch]:
         yield next(batches())
-        raise KeyboardInterrupt
+        raise error
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(error)):
         write_parquet(ref.path, SCHEMA, failing())
     with open_parquet(ref) as file:
         assert file.metadata.num_rows == 12

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -130,18 +131,22 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
         list(sort_batches([pa.RecordBatch.from_pydict({"key": [1]})] * 2, "key", tmp_path / "absent"))
 
 
-def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit on the size of files stands for the disk; what is sorted is narrow, so that DuckDB writes it."""
+@pytest.mark.parametrize("num_read", [0, 1])
+def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_read: int) -> None:
+    """A limit on the size of files stands for the disk, from the start or after the first sorted rows; what is sorted
+    is narrow, so that DuckDB writes it."""
     monkeypatch.setattr("tasks.storage.external_sort.MEMORY_LIMIT", "48MB")
     values = random.Random(1)
     batches = [
         pa.RecordBatch.from_pydict({"key": pa.array([values.randbytes(100) for _ in range(1000)], pa.binary())})
         for _ in range(300)
     ]
+    found = sort_batches(batches, "key", tmp_path)
+    assert len(list(islice(found, num_read))) == num_read
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, limits[1]))
     try:
         with pytest.raises(ArtifactError, match=f"{tmp_path}: no room for temporary files there: .*File too large"):
-            list(sort_batches(batches, "key", tmp_path))
+            list(found)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -6,6 +6,7 @@ import resource
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +56,25 @@ def test_a_text_that_many_rows_have_lies_there_once(tmp_path: Path) -> None:
         assert stored_bytes(tmp_path) == len(TEXTS[4]) + 7 * 9 * len("own 000")
         assert not list(tmp_path.iterdir()), "nobody else can open it"
     assert stored_bytes(tmp_path) == 0
+
+
+def test_a_value_comes_whole_where_the_system_reads_it_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does beyond 2 GiB."""
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, place: read(file, [buffers[0][:3]], place))
+    texts = pa.array(["first", "0123456789", ""], pa.large_string())
+    with SpillFile(tmp_path) as store:
+        places = store.put(texts)
+        assert store.get(places, pc.binary_length(texts)).view(pa.large_string()).equals(texts)
+
+
+def test_a_file_that_was_cut_is_told(tmp_path: Path) -> None:
+    with SpillFile(tmp_path) as store:
+        places = store.put(pa.array(["0123456789"], pa.large_string()))
+        with pytest.raises(ArtifactError, match=f"{tmp_path}: a temporary file there has no byte 10: it was cut"):
+            store.get(places, pa.array([11], pa.int64()))
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
