@@ -24,7 +24,7 @@ def main(database: str, model: str) -> int:
     def record(frame: FrameType, event: str, argument: Any) -> None:
         """Only calls: it asks for no events of lines and returns."""
         code = frame.f_code
-        # The bodies of modules and classes are not optimized; from Python 3.14 on annotations are evaluated by functions.
+        # Not the bodies of modules and classes, nor the functions by which Python 3.14 evaluates annotations.
         if code.co_flags & inspect.CO_OPTIMIZED and code.co_name != "__annotate__":
             called.add((code.co_filename, code.co_qualname))
 
