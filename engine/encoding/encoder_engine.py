@@ -13,12 +13,12 @@ from engine.device.placement import find_dtype, resolve_device, use_device
 from engine.device.threads import use_threads
 from engine.device.transfers import to_device
 from engine.encoding.encoder import Encoder
-from engine.encoding.families import first_position
+from engine.encoding.families import find_longest_text
 from engine.errors import ConfigError, ModelError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.step_record import StepRecord
 from engine.model.adapters.adapter import Adapter
-from engine.model.loading.checkpoint import read_json, resolve_checkpoint
+from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.planning.group import PrefixGroup
 from engine.pooling.pooler import Vector, pooled_answer, why_too_many
 from engine.request import POOLED_MODES, Mode, Request
@@ -85,7 +85,7 @@ class EncoderEngine(BatchCalls):
         if config.num_threads:
             use_threads(config.num_threads)
         encoder = Encoder.load(folder, dtype=find_dtype(config.dtype, device), device=device, adapter=adapter)
-        return cls(encoder, config, read_max_positions(folder), adapter)
+        return cls(encoder, config, find_longest_text(folder), adapter)
 
     is_usable = True
     """See `Engine.is_usable`."""
@@ -162,12 +162,6 @@ class EncoderEngine(BatchCalls):
         if num_tokens > self.max_model_len:
             return f"the prompt has {num_tokens} tokens, which exceeds the context of {self.max_model_len}"
         return None if request.dimensions is None else why_too_many(request, self._encoder.find_pooler("embed"))
-
-
-def read_max_positions(folder: Path) -> int:
-    """Longest text in tokens that an encoder's positions allow."""
-    config = read_json(folder / "config.json")
-    return int(config["max_position_embeddings"]) - first_position(config)
 
 
 def _distinct_texts(requests: Sequence[Request], groups: Sequence[PrefixGroup]) -> list[_Text]:

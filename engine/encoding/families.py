@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.model.loading.checkpoint import read_json
+from engine.model.loading.default_sizes import find_size
 
 if TYPE_CHECKING:  # takes seconds to import
     import torch
@@ -42,6 +43,12 @@ ENCODERS: Mapping[str, Family] = {
 def is_encoder(folder: Path) -> bool:
     """Whether a checkpoint is one of these encoders; raises `ModelError` where its config.json cannot be read."""
     return read_json(folder / "config.json").get("model_type") in ENCODERS
+
+
+def find_longest_text(folder: Path) -> int:
+    """Longest text in tokens that an encoder's positions allow; `ModelError` if its config.json does not tell it."""
+    config = read_json(folder / "config.json")
+    return find_size(config, "max_position_embeddings") - first_position(config)
 
 
 def first_position(config: Any) -> int:

@@ -10,9 +10,14 @@ from engine.model.loading.checkpoint import is_plain
 def find_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     """The window of each layer: how many positions a row sees, its own included; 0: all. Empty if no layer has one. The
     config is the text model's, with transformers' defaults, which name the kind of each layer."""
-    window, num_layers = config.get("sliding_window"), int(config["num_hidden_layers"])
+    family, window = config.get("model_type"), config.get("sliding_window")
+    num_layers = int(config["num_hidden_layers"])
     longest = config.get("max_position_embeddings") or math.inf
-    if not window or config.get("use_sliding_window") is False or window >= longest:
+    if family == "llama" or not window or window >= longest:  # transformers' Llama ignores sliding_window
+        return ()
+    if family == "mistral":  # transformers' Mistral ignores use_sliding_window and layer_types
+        return (int(window),) * num_layers
+    if config.get("use_sliding_window") is False:
         return ()
     num_full = min(num_layers, int(config.get("max_window_layers") or 0))
     kinds = config.get("layer_types") or ["full"] * num_full + ["sliding"] * (num_layers - num_full)

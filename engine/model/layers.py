@@ -13,8 +13,8 @@ from engine.errors import ModelError
 from engine.kernels.attention_backend import OutputLayer
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights, Linear, TabledWork
 from engine.kernels.scoring import Scoring
-from engine.model.attention import window_of
 from engine.model.attention_step import AttentionStep
+from engine.model.layer_windows import find_windows
 
 _WEIGHTS = frozenset(
     [
@@ -79,15 +79,15 @@ def read_weights(layer: Any, index: int) -> LayerWeights:
         q_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
         k_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
         epsilon=float(layer.input_layernorm.variance_epsilon),
-        scoring=Scoring(scale=float(attention.scaling), window=layer_window(attention)),
+        scoring=Scoring(scale=float(attention.scaling), window=layer_window(attention.config, index)),
         all_reduce=getattr(attention.o_proj, "all_reduce", None),
     )
 
 
-def layer_window(attention: Any) -> int:
-    """The `window` of a layer's `Scoring`: its own attribute where layers differ (qwen2, qwen3), else the config's."""
-    config = attention.config
-    return window_of(getattr(attention, "sliding_window", getattr(config, "sliding_window", None)), config)
+def layer_window(config: Any, index: int) -> int:
+    """The `window` of a layer's `Scoring`, by the text model's config: see `find_windows`."""
+    windows = find_windows(config.to_dict()) if getattr(config, "sliding_window", None) else ()
+    return windows[index] if windows else 0
 
 
 def join_linears(*linears: nn.Linear) -> Linear:

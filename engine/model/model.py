@@ -121,12 +121,14 @@ class Model:
         source = resolve_checkpoint(model) if isinstance(model, (str, Path)) else model
         if isinstance(source, Path) and (plain := read_plain_config(source)) is not None:
             loaded, has_output_layer = load_plain(source, plain, dtype=dtype, device=place)
-            for part in (loaded.lm_head, loaded.model.embed_tokens, loaded.model.norm, loaded.model.rotary_emb):
-                part.to(device)
         else:
             from engine.model.stock_model import load_stock  # seconds to import
 
-            loaded, has_output_layer = load_stock(source, dtype=dtype, device=device, make_engine=make_engine)
+            loaded, has_output_layer = load_stock(source, dtype=dtype, device=place, make_engine=make_engine)
+        if place != device:
+            parts = [part for name, part in loaded.get_decoder().named_children() if name != "layers"]
+            for part in (*parts, loaded.get_output_embeddings()):
+                part.to(device)
         made = cls(loaded, device=device, owns_weights=isinstance(source, Path), kv_dtype=kv_dtype)
         made.has_output_layer = has_output_layer
         return made

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import read_json
+from engine.model.loading.default_sizes import find_size
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """Poolings by their sentence-transformers names, in the order in which several are concatenated."""
@@ -67,9 +68,9 @@ class SentenceFiles:
 
 
 def read_sentence_files(folder: Path) -> SentenceFiles:
-    """How a checkpoint makes embeddings; `ModelError` if a file cannot be read, or names a module or a setting that is
-    not computed here. Without modules.json the defaults of sentence-transformers apply: the mean of an encoder's
-    tokens, the last token of a causal model, not normalised."""
+    """How a checkpoint makes embeddings; `ModelError` if a file cannot be read or lacks the hidden size, or names a
+    module or a setting that is not computed here. Without modules.json the defaults of sentence-transformers apply: the
+    mean of an encoder's tokens, the last token of a causal model, not normalised."""
     config = read_json(folder / "config.json")
     modules = _list_modules(folder)
     kinds = [kind for kind, _ in modules]
@@ -87,12 +88,11 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     if texts.get("do_lower_case"):
         raise ModelError(f"{folder / 'sentence_bert_config.json'}: do_lower_case is not supported")
     settings = _read_if_there(folder / "config_sentence_transformers.json")
-    hidden_size = int(config.get("hidden_size", config.get("dim", 0)))
     return SentenceFiles(
         poolings=poolings,
         dense=dense,
         is_normalized=kinds[-1] == "Normalize",
-        num_dimensions=dense[-1].num_outputs if dense else hidden_size * len(poolings),
+        num_dimensions=dense[-1].num_outputs if dense else find_size(config, "hidden_size") * len(poolings),
         default_dimensions=settings.get("truncate_dim"),
         prompts=settings.get("prompts") or {},
         default_prompt=settings.get("default_prompt_name"),

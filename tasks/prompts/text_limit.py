@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from engine.encoding.families import first_position, is_encoder
-from engine.model.loading.checkpoint import read_json
+from engine.encoding.families import find_longest_text, is_encoder
 from engine.pooling.sentence_files import read_sentence_files
 from tasks.answers.kind import AnswerKind, PooledKind
 from tasks.prompts.prompt import Encode, Tokens
@@ -31,8 +30,7 @@ def limit_prompts(
     assert isinstance(kind, PooledKind), "other kinds have no such limit"
     limits = [max_model_len, codec.max_tokens]
     if is_encoder(checkpoint):
-        config = read_json(checkpoint / "config.json")
-        limits.append(int(config["max_position_embeddings"]) - first_position(config))
+        limits.append(find_longest_text(checkpoint))
     if kind.mode == "embed":
         limits.append(read_sentence_files(checkpoint).max_tokens)
     limit = min(each for each in limits if each)

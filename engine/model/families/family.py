@@ -97,7 +97,6 @@ class Family:
         is_apart = q_norm is not None and (layout.norm_offset != 0 or len(q_norm) != self._head_dim)
         output, sinks = getattr(attention, layout.output), getattr(attention, "sinks", None)
         first_norm = getattr(layer, layout.attention_norm or layout.post_attention_norm)
-        is_windowed = getattr(attention, "is_sliding", True)
         return BranchedWeights(
             attention_norm=_norm(layer, layout.attention_norm),
             qkv=self._read_heads(attention, order),
@@ -109,7 +108,7 @@ class Family:
             scoring=Scoring(
                 scale=float(attention.scaling),
                 softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
-                window=layer_window(attention) if is_windowed else 0,
+                window=layer_window(attention.config, index),
                 sinks=None if sinks is None else sinks.float(),
             ),
             post_attention_norm=_norm(layer, layout.post_attention_norm) if layout.post_attention_norm else None,

@@ -1,5 +1,6 @@
 """Reads quantized safetensors files of compressed-tensors, AWQ and GPTQ for the CPU kernels."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
+from engine.kernels import cdiv
 from engine.kernels.cpu.quantized import HALF, QuantizedColumns, grouped_kind
 from engine.model.loading.checkpoint import read_json
 from engine.model.quantized.mapped_tensors import MappedTensor, MappedTensors, quantized_library
@@ -58,10 +60,12 @@ class GroupedWeights:
                 codes = self._codes_of(place.removeprefix("model."))
                 if codes is None or tensor.format not in _SCALES:
                     return f"tensor {name} has format {tensor.format}"
-                depth, shape = self._sizes(codes)[1], tensor.shape
+                (num_columns, depth), shape = self._sizes(codes), tensor.shape
                 num_groups = shape[0] if self._is_transposed else shape[-1] if len(shape) == 2 else 1
                 if depth % num_groups or depth // num_groups % 32:
                     return f"tensor {name} has {num_groups} scales for {depth} weights, expected one for each 32 n"
+                if codes.format == "I32" and (reason := self._why_not_zeros(place, num_columns, num_groups)):
+                    return reason
         return None
 
     @property
@@ -88,9 +92,10 @@ class GroupedWeights:
             return self._tensors.columns(f"{place}.weight", order)
         num_columns, depth = self._sizes(codes)
         scales = self._table(f"{place}.{'scales' if self._is_transposed else 'weight_scale'}")
-        zeros = self._zeros(place)
-        has_zeros, num_bits = zeros is not None, 8 if codes.format == "I8" else 4
-        kind = grouped_kind(num_bits=num_bits, has_zeros=has_zeros, group=depth // scales.shape[1], dtype=scales.dtype)
+        num_bits = 8 if codes.format == "I8" else 4
+        zeros = self._zeros(place) if num_bits == 4 else None
+        group, has_zeros = depth // scales.shape[1], zeros is not None
+        kind = grouped_kind(num_bits=num_bits, has_zeros=has_zeros, group=group, dtype=scales.dtype)
         found = QuantizedColumns(quantized_library(), kind, depth=depth, num_columns=num_columns)
         raw = self._tensors.raw(codes)
         num_at_once = max(1, _CODES_AT_ONCE // (HALF * depth))
@@ -128,12 +133,32 @@ class GroupedWeights:
         found = torch.from_numpy(self._tensors.raw(tensor).copy()).view(_SCALES[tensor.format])
         return found.T if self._is_transposed else found.view(len(found), -1)
 
-    def _zeros(self, place: str) -> torch.Tensor | None:
-        """Zero points uint8 ``[columns, groups]``; None if all are the middle of the range."""
-        tensor = self._tensors.get(f"{place}.{'qzeros' if self._is_transposed else 'weight_zero_point'}")
-        if tensor is None or tensor.format != "I32":
+    def _why_not_zeros(self, place: str, num_columns: int, num_groups: int) -> str | None:
+        """Why the zero points of codes of 4 bits cannot be read; None if they can, or all are the middle of the
+        range."""
+        if self._is_transposed:
             return None
-        nibbles = _nibbles(torch.from_numpy(self._tensors.raw(tensor).copy()))
+        name = f"{place}.weight_zero_point"
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            groups = self._config.get("config_groups", {}).values()
+            is_asymmetric = groups and all(group["weights"].get("symmetric") is False for group in groups)
+            return f"the weights are asymmetric, and there is no tensor {name}" if is_asymmetric else None
+        lengths = {"I8": num_columns, "I32": cdiv(num_columns, 8)}  # one a byte, or eight columns packed in a word
+        found = (tensor.shape[0], math.prod(tensor.shape[1:]))
+        if found != (lengths.get(tensor.format), num_groups):
+            return f"tensor {name} has format {tensor.format} and shape {list(tensor.shape)}"
+        return None
+
+    def _zeros(self, place: str) -> torch.Tensor | None:
+        """Zero points uint8 ``[columns, groups]`` of codes of 4 bits; None if all are the middle of the range."""
+        tensor = self._tensors.get(f"{place}.{'qzeros' if self._is_transposed else 'weight_zero_point'}")
+        if tensor is None:
+            return None
+        raw = torch.from_numpy(self._tensors.raw(tensor).copy())
+        if tensor.format == "I8":  # signed, from -8 to 7
+            return raw + 8
+        nibbles = _nibbles(raw)
         if self._method == "compressed-tensors":  # eight columns per word: [columns / 8, groups, 8]
             return nibbles.view(tensor.shape[0], tensor.shape[1], 8).permute(0, 2, 1).reshape(-1, tensor.shape[1])
         if self._method == "awq":

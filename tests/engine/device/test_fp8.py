@@ -1,5 +1,7 @@
 """fp8: which devices compute it, what is refused before any work, and how much memory it takes."""
 
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,16 +143,23 @@ def test_a_product_without_a_kernel_for_scales_of_rows_is_scaled_afterwards(
     _SCALED_AFTERWARDS.clear()
 
 
-def test_layers_wait_on_the_host_until_they_are_converted(tiny_llama: Path) -> None:
-    """A model may fit into a GPU's memory only in 8 bits; here the GPU is torch's device without memory."""
+@pytest.mark.parametrize(("settings", "num_tensors"), [({}, 4), ({"unknown": 1}, 5)], ids=["own", "transformers"])
+def test_layers_wait_on_the_host_until_they_are_converted(
+    settings: dict[str, int], num_tensors: int, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """A model may fit into a GPU's memory only in 8 bits; here the GPU is torch's device without memory. A key that
+    batchloom does not know leaves reading the model to transformers, whose rotary embedding has two tensors."""
     from engine.kernels.triton.layers.gpu_layers import weights_on
 
-    gpu = torch.device("meta")
-    model = Model.load(tiny_llama, dtype=torch.float8_e4m3fn, device=gpu, make_engine=Engine)
+    gpu, folder = torch.device("meta"), tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    model = Model.load(folder, dtype=torch.float8_e4m3fn, device=gpu, make_engine=Engine)
     assert {weight.device.type for weight in model.base.layers.parameters()} == {"cpu"}
     parts = [part for name, part in model.base.named_children() if name != "layers"]
     tensors = [tensor for part in (*parts, model._head) for tensor in (*part.parameters(), *part.buffers())]
-    assert len(tensors) == 4
+    assert len(tensors) == num_tensors
     assert {tensor.device for tensor in tensors} == {gpu}
     for layer in model._take_layers():
         moved = weights_on(gpu, layer)

@@ -1,5 +1,6 @@
 """Encoders against sentence-transformers in float32: the same embeddings and scores, however texts are packed."""
 
+import json
 import random
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -65,6 +66,17 @@ def test_poolings_match_sentence_transformers(pooling: str, tmp_path: Path) -> N
     folder = save_modules(save_encoder("bert", tmp_path / "m"), f"pooling_mode_{pooling}", normalize=False, dense=16)
     expected = by_sentence_transformers(folder, texts())
     assert np.abs(embed(load(folder), encode(folder, texts()), normalize=False) - expected).max() < TOLERANCE
+
+
+def test_positions_that_config_json_does_not_count_are_the_family_s_default(tmp_path: Path) -> None:
+    folder = save_encoder("modernbert", tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load(folder).max_model_len == transformers.ModernBertConfig().max_position_embeddings
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 0}))
+    with pytest.raises(ModelError, match="max_position_embeddings must be a positive whole number, got 0"):
+        load(folder)
 
 
 def test_dimensions_are_cut_and_normalised_again(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """Every supported family against transformers itself: same greedy ids, same logits, whatever the schedule."""
 
+import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +65,7 @@ def stock_answers(checkpoint: Path) -> list[list[int]]:
     return answers
 
 
-def load(checkpoint: Path, **settings: int | float) -> Engine:
+def load(checkpoint: Path, **settings: Any) -> Engine:
     return Engine.load(checkpoint, EngineConfig(dtype="float32", device="cpu", **settings))
 
 
@@ -98,8 +101,35 @@ def test_greedy_ids_survive_preemption(checkpoint: Path, stock_answers: list[lis
 
 @pytest.mark.parametrize("max_num_batched_tokens", [2048, 13])
 def test_logits_agree(checkpoint: Path, max_num_batched_tokens: int) -> None:
+    check_logits(checkpoint, load(checkpoint, kv_memory_bytes=1 << 24, max_num_batched_tokens=max_num_batched_tokens))
+
+
+@pytest.mark.parametrize("attention", ["auto", "torch"])
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("llama", {}),
+        ("mistral", {}),
+        ("mistral", {"use_sliding_window": False, "layer_types": ["full_attention"] * 2}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+        ("qwen3", {"use_sliding_window": False}),
+        ("qwen3", {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}),
+    ],
+)
+def test_layers_have_the_windows_that_transformers_gives_them(
+    family: str, values: dict[str, object], attention: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """transformers' Llama has no window, whatever config.json says, and its Mistral one in every layer."""
+    folder = tmp_path / "windowed"
+    shutil.copytree(tiny_checkpoint(family), folder)
+    config = json.loads((folder / "config.json").read_text()) | {"sliding_window": 16, "layer_types": None} | values
+    (folder / "config.json").write_text(json.dumps({key: config[key] for key in config if config[key] is not None}))
+    settings = {"kv_memory_bytes": 1 << 24, "max_num_batched_tokens": 29}
+    check_logits(folder, load(folder, **settings, attention=attention))
+
+
+def check_logits(checkpoint: Path, engine: Engine) -> None:
     """Scoring every token of the vocabulary as a label gives the log-probabilities of the next token."""
-    engine = load(checkpoint, kv_memory_bytes=1 << 24, max_num_batched_tokens=max_num_batched_tokens)
     labels = tuple((token,) for token in range(engine.vocab_size))
     scored = engine.score(
         [Request(request_id=str(i), token_ids=p, mode="score", labels=labels) for i, p in enumerate(prompts())]

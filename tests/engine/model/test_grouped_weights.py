@@ -25,13 +25,11 @@ WEIGHTS = {"type": "int", "num_bits": 4, "strategy": "group", "symmetric": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 BYTES = {"weights": WEIGHTS | {"num_bits": 8, "strategy": "channel"}, "input_activations": {"num_bits": 8}}
+ASYMMETRIC = PACKED | {"config_groups": {"group_0": {"weights": WEIGHTS | {"symmetric": False}}}}
 METHODS: dict[str, tuple[dict[str, Any], int, torch.dtype]] = {
     "int4": (PACKED | {"config_groups": {"group_0": {"weights": WEIGHTS}}}, 128, torch.bfloat16),
-    "int4 with zeros": (
-        PACKED | {"config_groups": {"group_0": {"weights": WEIGHTS | {"symmetric": False}}}},
-        32,
-        torch.bfloat16,
-    ),
+    "int4 with zeros": (ASYMMETRIC, 32, torch.bfloat16),
+    "int4 with zeros in bytes": (ASYMMETRIC, 128, torch.bfloat16),
     "int8": (PACKED | {"format": "int-quantized", "config_groups": {"group_0": BYTES}}, 0, torch.bfloat16),
     "awq": (AWQ, 128, torch.float16),
     "gptq": (GPTQ, 32, torch.float16),
@@ -71,6 +69,8 @@ def quantized(
         tensors = {"weight_packed": packed(codes), "weight_scale": scales, "weight_shape": torch.tensor(shape)}
         if method == "int4 with zeros":
             tensors["weight_zero_point"] = packed(zeros.T).T.contiguous()
+        elif method == "int4 with zeros in bytes":  # as llm-compressor wrote them at first
+            tensors["weight_zero_point"] = (zeros - 8).to(torch.int8)
     elif method == "awq":
         order = (0, 2, 4, 6, 1, 3, 5, 7)
         tensors = {"qweight": packed(codes.T, order), "qzeros": packed(zeros.T, order), "scales": scales.T.contiguous()}
@@ -188,6 +188,29 @@ def test_what_is_not_covered_is_refused_by_name(
         with pytest.raises(ModelError) as refused:
             load(tmp_path / "other", dtype=dtype)
         assert str(refused.value) == f"model {str(tmp_path / 'other')!r}: dtype 'quantized': {reason}"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (None, "the weights are asymmetric, and there is no tensor {name}"),
+        (lambda zeros: zeros.short(), "tensor {name} has format I16 and shape [256, 2]"),
+        (lambda zeros: zeros.T.contiguous(), "tensor {name} has format I8 and shape [2, 256]"),
+    ],
+)
+def test_zero_points_that_cannot_be_read_are_refused_by_name(
+    change: Callable[[torch.Tensor], torch.Tensor] | None, reason: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "shaped").mkdir()
+    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "int4 with zeros in bytes")
+    tensors, name = load_file(folder / "model.safetensors"), "model.layers.1.self_attn.q_proj.weight_zero_point"
+    zeros = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(zeros)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError) as refused:
+        load(folder)
+    assert str(refused.value) == f"model {str(folder)!r}: dtype 'quantized': {reason.format(name=name)}"
 
 
 def test_unpacking_by_name_is_refused_before_any_work(tiny_llama: Path, tmp_path: Path) -> None:

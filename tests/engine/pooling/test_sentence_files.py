@@ -46,6 +46,26 @@ def test_no_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "num_dimensions"),
+    [
+        ({"model_type": "distilbert", "dim": 24}, 24),
+        ({"model_type": "gpt2", "n_embd": 32}, 32),
+        ({"model_type": "gemma3", "text_config": {"hidden_size": 40}}, 40),
+        ({"model_type": "bert"}, 768),
+    ],
+)
+def test_the_hidden_size_has_its_family_s_name_or_default(
+    tmp_path: Path, config: dict[str, object], num_dimensions: int
+) -> None:
+    assert read_sentence_files(write(tmp_path, "config.json", config)).num_dimensions == num_dimensions
+
+
+def test_a_hidden_size_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: hidden_size must be a positive whole number, got None"):
+        read_sentence_files(write(tmp_path, "config.json", {"model_type": "unknown"}))
+
+
+@pytest.mark.parametrize(
     ("name", "values", "reason"),
     [
         ("modules.json", [{"type": "a.Transformer", "path": ""}, {"type": "a.CNN", "path": "1"}], "Transformer, CNN"),
