@@ -19,7 +19,7 @@ from engine.errors import ModelError, WorkloadError
 from engine.model.adapters.adapter import Adapter, check_adapter
 from engine.model.loading.checkpoint import is_plain_chat
 from tasks.answers.kind import AnswerKind
-from tasks.answers.reserved_names import RESERVED_COLUMNS
+from tasks.answers.reserved_names import RESERVED_COLUMNS, check_query
 from tasks.answers.toml_value import CONFIG, Name, Output, Text, Texts, must, refuse_if
 from tasks.workloads.fault import FOREIGN_KEYS, describe_fault
 from tasks.workloads.row_layouts import RowLayouts
@@ -232,6 +232,8 @@ def load_workload(name_or_path: str | Path) -> Workload:
         refuse_if({"source", "row_layouts"} & values.keys(), "'source' and 'row_layouts' are not known keys here")
         source = str(path.absolute()) if is_path else str(name_or_path)
         workload = _read_workload(values, source, path.parent)
+        if is_path:
+            check_query(workload.output.table, workload.requests_sql)
     except tomllib.TOMLDecodeError as error:
         raise WorkloadError(f"{path} cannot be read as TOML: {error}") from error
     except ValueError as error:
