@@ -43,6 +43,7 @@ class PromptDiff:
     Attributes:
         gold: the table of expected values; empty for none.
         rows: of the sample, with both answers; empty if the second workload has no rows.
+        changed: those with different answers.
         agreements: of both answers, by column.
         differences: of metrics against gold.
         num_tokens_together: prompt tokens that one batch of both computes.
@@ -53,16 +54,12 @@ class PromptDiff:
     names: tuple[str, str]
     gold: str = ""
     rows: tuple[PairedRow, ...] = ()
+    changed: tuple[PairedRow, ...] = ()
     agreements: tuple[Metric, ...] = ()
     differences: tuple[Difference, ...] = ()
     num_tokens_together: int = 0
     num_tokens_apart: int = 0
     forecast: SampledForecast | None = None
-
-    @property
-    def changed(self) -> list[PairedRow]:
-        """Rows with different answers."""
-        return [row for row in self.rows if row.is_changed]
 
 
 def check_gold(database: str | Path, gold: str, workloads: tuple[Workload, Workload]) -> None:
