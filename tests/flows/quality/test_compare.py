@@ -15,9 +15,10 @@ from tasks.answers.decide import Decisions
 from tasks.answers.extract import Extraction
 from tasks.answers.score import LabelScore
 from tasks.answers.thinking import ThinkingText
-from tasks.comparison.difference import Difference, PromptDiff
+from tasks.comparison.difference import Difference, PromptDiff, compare_with_gold
 from tasks.comparison.paired_rows import PairedRow, list_changed
 from tasks.sample import AnsweredRow
+from tasks.workloads.workload import load_workload
 from tests.flows.conftest import ENGINE
 from tests.tiny_encoders import save_encoder
 
@@ -225,6 +226,27 @@ def test_columns_are_ignored_by_what_they_are_not_by_their_names() -> None:
                     for value in (0.25, 0.5)]  # fmt: skip
             changed = [PairedRow(*rows)] if name in counted else []
             assert list_changed([PairedRow(*rows)], (kind, kind)) == changed, (kind.mode, name)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_gold_keys_with_a_time_zone_match_in_any_zone(
+    nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    (tmp_path / "mails.sql").write_text("select sent_at, body from mails")
+    for name in ("old", "new"):
+        text = (SHIPPED / "snippets.toml").read_text().replace('["doc_id", "query_id"]', '["sent_at"]')
+        text = text.replace('"snippets"', f'"{name}"').replace("select_snippet_requests", "mails")
+        (tmp_path / f"{name}.toml").write_text(text)
+    old, new = (load_workload(tmp_path / f"{name}.toml") for name in ("old", "new"))
+    nights.sql("create table gold as select timestamptz '2026-03-29 00:30+00' as sent_at, 'late' as snippet")
+    key = {"sent_at": "2026-03-29 00:30:00+00"}
+    row = PairedRow(*(
+        AnsweredRow(key=key, answer={"snippet": text}, error=None, num_prompt_tokens=9, num_output_tokens=1)
+        for text in ("soon", "late")
+    ))  # fmt: skip
+    found = compare_with_gold(nights.path, "gold", (old, new), [row])
+    assert [each.difference for each in found if each.metric == "exact_match"] == [1]
 
 
 def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
