@@ -2,13 +2,13 @@
 -- grain:   one row per gold row with an answer of this workload and model
 -- inputs:  batchloom_expected_rows, batchloom_answers, runs
 -- identifiers: {expected}, {probability}
--- parameters: $first_label (the label whose probability it is; null: of true), $workload_digest, $model_digest
+-- parameters: $true_label (the label whose probability it is; null: of true), $workload_digest, $model_digest
 
 select
     null::varchar as label,
     answers.{probability}::double as probability,
     coalesce(
-        expected_rows.{expected}::varchar = $first_label, try_cast(expected_rows.{expected}::varchar as boolean)
+        expected_rows.{expected}::varchar = $true_label, try_cast(expected_rows.{expected}::varchar as boolean)
     ) as is_right
 from batchloom_expected_rows as expected_rows
 inner join batchloom_answers as answers on answers.request_key = expected_rows.request_key

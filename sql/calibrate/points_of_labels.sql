@@ -2,7 +2,7 @@
 -- grain:   one row per label and gold row with an answer of this workload and model
 -- inputs:  batchloom_expected_rows, batchloom_answers, runs
 -- identifiers: {expected}, {probability}
--- parameters: $first_label (not used), $workload_digest, $model_digest
+-- parameters: $true_label (not used), $workload_digest, $model_digest
 
 with listed as (
     select
@@ -17,7 +17,7 @@ with listed as (
         and expected_rows.{expected} is not null
         and runs.workload_digest = $workload_digest
         and runs.model_digest = $model_digest
-        and $first_label is null
+        and $true_label is null
 )
 
 select entry.key as label, entry.value::double as probability, entry.key = expected as is_right

@@ -145,7 +145,7 @@ def _fit_column(
     """The map for the column, or one for each label."""
     name = _probability_of(column)
     statement = "calibrate/points_of_labels" if name.endswith("_probabilities") else "calibrate/points"
-    parameters = digests | {"first_label": column.first_label}
+    parameters = digests | {"true_label": column.true_label}
     rows = comparison.execute(statement, parameters, expected=column.expected, probability=name).fetchall()
     labels: Sequence[str | None] = sorted({label for label, _, _ in rows}) or [None]
     found = []
