@@ -6,19 +6,13 @@
 -- parameters: $requests_sql (the workload's query), $probabilities (columns), $answers (columns)
 
 create or replace temp table batchloom_confidences as
-with newest as (
-    select *
-    from batchloom_first_answers
-    qualify rank() over (partition by {keys} order by created_at desc, run_id desc) = 1
-),
-
-measured as (
+with measured as (
     select
         [{keys}] as request_key,
         status,
         confidence_of(columns($probabilities)) as 'confidence_\0',
         (columns($answers))::varchar as 'answer_\0'
-    from newest
+    from batchloom_first_answers
 ),
 
 listed as (
