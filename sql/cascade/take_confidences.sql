@@ -6,7 +6,22 @@
 -- parameters: $requests_sql (the workload's query), $probabilities (columns), $answers (columns)
 
 create or replace temp table batchloom_confidences as
-with measured as (
+with requests as (  -- first, so that the query cannot see the other CTEs in place of its tables
+    select {keys}
+    from query($requests_sql)
+),
+
+texts as (
+    select decode(encode(columns(*)::varchar), 'replace')
+    from requests
+),
+
+requested as (
+    select distinct list_value(*columns(*)) as request_key
+    from texts
+),
+
+measured as (
     select
         [{keys}] as request_key,
         status,
@@ -22,21 +37,6 @@ listed as (
         list_min(list_value(*columns('^confidence_.*$'))) as confidence,
         list_value(*columns('^answer_.*$')) as answers
     from measured
-),
-
-requests as (
-    select {keys}
-    from query($requests_sql)
-),
-
-texts as (
-    select decode(encode(columns(*)::varchar), 'replace')
-    from requests
-),
-
-requested as (
-    select distinct list_value(*columns(*)) as request_key
-    from texts
 )
 
 select
