@@ -7,11 +7,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from engine.errors import ArtifactError, BatchloomError, DatabaseError, ModelError
+from engine.errors import ArtifactError, BatchloomError, DatabaseError
 from tasks.database.messages import is_of_file
 from tasks.runs.run import REQUESTS, WORK_FOLDERS, Run, drop_work, set_isolation, use_exchange
 from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder
+from tasks.workloads.model_use import bind_again
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run
 
@@ -82,8 +83,7 @@ def recover_runs(database: Path) -> list[Run]:
                 from tasks.layouts.kept import use_kept
 
                 workload = use_kept(run.database, workload)
-            if workload.kind.is_pooled:
-                workload = _bind(workload, run.record)
+            workload = bind_again(workload, run.record.model, run.record.model_digest)
             _check_answers(workload, run.record)
             summary = write_run(run, workload)
             run.finish()
@@ -153,13 +153,3 @@ def _check_answers(workload: Workload, record: RunRecord) -> None:
     for what, found in {"key": list(workload.key), "columns": dict(workload.kind.columns)}.items():
         if then.get(what, found) != found:
             raise ArtifactError(f"the {what} of the answers were changed in {workload.source}: they were {then[what]}")
-
-
-def _bind(workload: Workload, record: RunRecord) -> Workload:
-    """The workload bound to the run's model; `ModelError` if that model is gone or has changed."""
-    from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
-
-    checkpoint = resolve_checkpoint(record.model)
-    if checkpoint_digest(checkpoint) != record.model_digest:
-        raise ModelError(f"model {record.model!r} has changed since the run began")
-    return workload.bind(checkpoint)

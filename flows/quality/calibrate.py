@@ -12,6 +12,7 @@ from pydantic import Field
 
 from flows.command.run_flow import prepare_console, run_flow
 from tasks.database.connection import connect
+from tasks.evaluation.answering_run import bind_to_answers
 from tasks.evaluation.calibration import Calibration, Method, calibrate_answers
 from tasks.layouts.kept import use_kept
 from tasks.runs.run_summary import artifact_key
@@ -46,7 +47,7 @@ def calibrate(
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path fails here, before a folder is made next to it
-    loaded = use_kept(database, load_workload(workload))
+    loaded = bind_to_answers(database, use_kept(database, load_workload(workload)))
     found = calibrate_answers(str(database), loaded, gold, method)
     for each in found:
         name = each.column_name + (f" of {each.label!r}" if each.label is not None else "")

@@ -25,7 +25,7 @@ from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSett
 from flows.workers import Workers
 from flows.workload_run import Night, begin_run, find_source, hold_night, tokenize_rows
 from tasks.comparison.difference import PromptDiff, check_gold, compare_with_gold, measure_agreement
-from tasks.comparison.paired_rows import PairedRow, check_comparable, take_same_rows
+from tasks.comparison.paired_rows import PairedRow, check_comparable, list_changed, take_same_rows
 from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.kept import use_kept
 from tasks.partitions.part import count_reasons
@@ -136,6 +136,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
             names=names,
             gold=gold or "",
             rows=tuple(rows),
+            changed=tuple(list_changed(rows, (first.kind, second.kind))),
             agreements=tuple(measure_agreement(both, rows)),
             differences=tuple(differences),
             num_tokens_together=num_computed[0],

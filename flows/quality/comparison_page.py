@@ -1,5 +1,7 @@
 """A comparison of two prompts as text for a terminal or for an artifact of its flow run."""
 
+from collections.abc import Sequence
+
 from rich.table import Table
 
 from flows.quality.evaluation_page import show_value as show_metric
@@ -39,7 +41,7 @@ def render_comparison(found: PromptDiff, columns: int = 0) -> str:
     return page.text
 
 
-def _list_changes(found: PromptDiff, changed: list[PairedRow]) -> Table:
+def _list_changes(found: PromptDiff, changed: Sequence[PairedRow]) -> Table:
     table = make_table("Other answers", (*changed[0].second.key, *found.names), show_lines=True)
     for row in changed:
         table.add_row(*map(show_value, row.second.key.values()), *map(_show_answer, row))

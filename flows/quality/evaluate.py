@@ -17,6 +17,7 @@ from flows.quality.evaluation_page import render_evaluation
 from flows.quality.text_page import publish_page
 from flows.report import report_run
 from tasks.database.connection import connect
+from tasks.evaluation.answering_run import bind_to_answers
 from tasks.evaluation.evaluation import Evaluation, evaluate_answers
 from tasks.evaluation.threshold import Threshold
 from tasks.layouts.kept import use_kept
@@ -65,7 +66,7 @@ def evaluate(
         pass  # a wrong path fails here, before a folder is made next to it
     thresholds = [Threshold.parse(text, is_least=True) for text in min]
     thresholds += [Threshold.parse(text, is_least=False) for text in max]
-    loaded = use_kept(database, load_workload(workload))
+    loaded = bind_to_answers(database, use_kept(database, load_workload(workload)), run)
     evaluation = evaluate_answers(database, loaded, gold, run_id=run, against=against, k=k)
     page = render_evaluation(evaluation)
     LOGGER.info("%s", page)

@@ -1,8 +1,9 @@
 -- purpose: the newest probabilities with their calibrated values; null if the workload and the model that gave them have
 --          no map
--- grain:   one row per key and column of probabilities
--- inputs:  the workload's view of newest answers, runs, calibrations, macro calibrated_probability_of
--- identifiers: {view}, {latest}, {keys}, {columns}: of probabilities
+-- grain:   one row per key and column of probabilities; if labels have probabilities, one for each label
+-- inputs:  the workload's view of newest answers, runs, calibrations, macros calibrated_probability_of and
+--          probability_entries_of
+-- identifiers: {view}, {latest}, {keys}, {columns}: of probabilities, all of them with labels or none
 -- parameters: none
 
 create or replace view {view} as
@@ -12,26 +13,32 @@ with answered as (
     where status = 'ok'
 ),
 
-probabilities as (
+listed as (
     unpivot answered
     on {columns}
-    into name column_name value probability
+    into name column_name value batchloom_value
+),
+
+entries as (
+    select * exclude (batchloom_value), unnest(probability_entries_of(batchloom_value)) as batchloom_entry
+    from listed
 )
 
 select
-    probabilities.*,
+    entries.* exclude (batchloom_entry),
+    unnest(entries.batchloom_entry.shown),
     calibrated_probability_of(
-        probability,
+        entries.batchloom_entry.shown.probability,
         calibrations.method,
         calibrations.slope,
         calibrations.intercept,
         calibrations.thresholds,
         calibrations.calibrated
     ) as calibrated_probability
-from probabilities
-left join runs on runs.run_id = probabilities.run_id
+from entries
+left join runs on runs.run_id = entries.run_id
 left join calibrations
     on calibrations.workload_digest = runs.workload_digest
     and calibrations.model_digest = runs.model_digest
-    and calibrations.column_name = probabilities.column_name
-    and calibrations.label is null
+    and calibrations.column_name = entries.column_name
+    and calibrations.label is not distinct from entries.batchloom_entry.label

@@ -5,15 +5,9 @@
 -- parameters: $answers (columns)
 
 create or replace temp table batchloom_compared as
-with newest as (
-    select *
-    from batchloom_second_answers
-    qualify rank() over (partition by {keys} order by created_at desc, run_id desc) = 1
-),
-
-texts as (
+with texts as (
     select [{keys}] as request_key, status, (columns($answers))::varchar as 'answer_\0'
-    from newest
+    from batchloom_second_answers
 ),
 
 second as (

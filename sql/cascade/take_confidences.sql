@@ -6,31 +6,7 @@
 -- parameters: $requests_sql (the workload's query), $probabilities (columns), $answers (columns)
 
 create or replace temp table batchloom_confidences as
-with newest as (
-    select *
-    from batchloom_first_answers
-    qualify rank() over (partition by {keys} order by created_at desc, run_id desc) = 1
-),
-
-measured as (
-    select
-        [{keys}] as request_key,
-        status,
-        confidence_of(columns($probabilities)) as 'confidence_\0',
-        (columns($answers))::varchar as 'answer_\0'
-    from newest
-),
-
-listed as (
-    select
-        request_key,
-        status = 'ok' as is_ok,
-        list_min(list_value(*columns('^confidence_.*$'))) as confidence,
-        list_value(*columns('^answer_.*$')) as answers
-    from measured
-),
-
-requests as (
+with requests as (  -- first, so that the query cannot see the other CTEs in place of its tables
     select {keys}
     from query($requests_sql)
 ),
@@ -43,6 +19,24 @@ texts as (
 requested as (
     select distinct list_value(*columns(*)) as request_key
     from texts
+),
+
+measured as (
+    select
+        [{keys}] as request_key,
+        status,
+        confidence_of(columns($probabilities)) as 'confidence_\0',
+        (columns($answers))::varchar as 'answer_\0'
+    from batchloom_first_answers
+),
+
+listed as (
+    select
+        request_key,
+        status = 'ok' as is_ok,
+        list_min(list_value(*columns('^confidence_.*$'))) as confidence,
+        list_value(*columns('^answer_.*$')) as answers
+    from measured
 )
 
 select

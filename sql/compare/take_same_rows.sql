@@ -16,21 +16,21 @@ with asked as (
 ),
 
 chosen as (
-    select row_id as chosen_id, {keys} -- a key has the capitals that this workload gives it
+    select row_id, {keys} -- a key has the capitals that this workload gives it
     from asked
     where false
     union all by name
-    select row_id as chosen_id, {keys}
+    select row_id, {keys}
     from read_parquet($chosen)
 )
 
 select asked.* exclude ({keys}) replace (
-    chosen.chosen_id as row_id,
+    chosen.row_id as row_id,
     coalesce(asked.content_key, '') as content_key,
     coalesce(asked.row_priority, 0) as row_priority,
     coalesce(asked.open_questions, []) as open_questions,
     case when asked.row_id is null then 'the other workload does not ask about this row' else asked.error end as error
-), chosen.* exclude (chosen_id)
+), chosen.* exclude (row_id)
 from chosen
 left join asked using ({keys})
-order by chosen.chosen_id
+order by chosen.row_id

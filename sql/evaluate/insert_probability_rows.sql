@@ -1,7 +1,7 @@
 -- purpose: the compared values of a column of probabilities: the probability and whether the event occurred
 -- grain:   one row per expected value
 -- inputs:  batchloom_pairs
--- parameters: $evaluation_id, $column, $first_label (the event is that this label is expected; null: that true is)
+-- parameters: $evaluation_id, $column, $true_label (the event is that this label is expected; null: that true is)
 
 insert into evaluated_rows by name
 with events as (
@@ -9,7 +9,7 @@ with events as (
         request_key,
         status,
         answer::double as probability,
-        coalesce(given = $first_label, try_cast(given as boolean)) as is_right
+        coalesce(given = $true_label, try_cast(given as boolean)) as is_right
     from batchloom_pairs
     where given is not null
 )

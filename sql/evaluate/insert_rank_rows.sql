@@ -2,7 +2,7 @@
 -- grain:   one row per group with a relevant gold row
 -- inputs:  batchloom_pairs
 -- parameters: $evaluation_id, $column, $group (position in the key of the column within which rows are ranked),
---          $first_label (a row is relevant if this label is expected; null: the expected value is the grade), $k
+--          $true_label (a row is relevant if this label is expected; null: the expected value is the grade), $k
 
 insert into evaluated_rows by name
 with graded as (
@@ -10,7 +10,7 @@ with graded as (
         request_key[$group] as group_key,
         status,
         answer as rank,
-        coalesce((given = $first_label)::integer, try_cast(given as double)) as relevance
+        coalesce((given = $true_label)::integer, try_cast(given as double)) as relevance
     from batchloom_pairs
     where given is not null
 ),

@@ -21,11 +21,17 @@ requests as (
     where error is null and open_questions = $open_questions
 ),
 
-asked as (
+asked as (  -- without the questions' columns, which may have any name
     select
-        * exclude (row_id),
         row_id // len($names) as row_id,
-        row_id % len($names) as number
+        row_id % len($names) as number,
+        error,
+        finish_reason,
+        num_prompt_tokens,
+        num_cached_tokens,
+        num_output_tokens,
+        compute_ms,
+        prefix_group
     from batchloom_asked_questions
 ),
 
@@ -52,7 +58,7 @@ answers as (
 
 answered as (
     select row_id, any_value(columns(* exclude (row_id))) as '\0'
-    from (select row_id, {answered} from asked)
+    from (select row_id // len($names) as row_id, {answered} from batchloom_asked_questions)
     group by row_id
 ),
 
@@ -74,7 +80,7 @@ stated as (
 judged as (
     select
         row_id,
-        states,
+        map_from_entries(list_transform(states, lambda each: {key: each.name, value: each.state})) as question_states,
         list_transform(states, lambda each: each.state.finish_reason) as finish_reasons,
         list_transform(
             list_filter(states, lambda each: each.state.error is not null),
@@ -87,9 +93,7 @@ select
     requests.* exclude (row_id, content_key, request_key),
     answered.* exclude (row_id),
     kept.* exclude (request_key, content_key, question_states),
-    map_from_entries(
-        list_transform(judged.states, lambda each: {key: each.name, value: each.state})
-    ) as question_states,
+    judged.question_states,
     case when len(judged.errors) = 0 then 'ok' else 'error' end as status,
     nullif(array_to_string(judged.errors, '; '), '') as error,
     case

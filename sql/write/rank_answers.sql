@@ -9,7 +9,7 @@ update {table}
 set rank = batchloom_ranked.rank
 from (
     with newest as (
-        select rowid as answer_rowid, {rank_within} as rank_group, {keys}, score, status
+        select rowid as answer_rowid, {rank_within} as rank_group, [{keys}] as request_key, score, status
         from {table}
         where {rank_within} in (select {rank_within} from {table} where run_id = $run_id)
         qualify rank() over (partition by {keys} order by created_at desc, run_id desc) = 1
@@ -17,7 +17,7 @@ from (
 
     select
         answer_rowid,
-        (dense_rank() over (partition by rank_group order by score desc, {keys}))::integer as rank
+        (dense_rank() over (partition by rank_group order by score desc, request_key))::integer as rank
     from newest
     where status = 'ok'
 ) as batchloom_ranked

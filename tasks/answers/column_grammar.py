@@ -87,9 +87,11 @@ def value_grammar(type_: Any, bounds: Bounds) -> str:
         return object_grammar({name: f'({value_grammar(child, bounds)} | "null")' for name, child in type_.children})
     if kind in ("list", "array"):
         item = value_grammar(type_.children[0][1], bounds)
-        if kind == "array":
-            return f'("[" {item} (", " {item}){{{type_.children[1][1] - 1}}} "]")'
-        return f'("[" ({item} (", " {item}){f"{{0,{bounds.max_items - 1}}}" if bounds.max_items else "*"})? "]")'
+        most = type_.children[1][1] if kind == "array" else bounds.max_items
+        least = most - 1 if kind == "array" else 0
+        count = f"{{{least},{most - 1}}}" if most else "*"
+        items = item if most == 1 else f'({item} (", " {item}){count})'  # a repetition of at most 0 is refused
+        return f'("[" {items}{"" if kind == "array" else "?"} "]")'
     raise ValueError(f"{str(type_)!r} is not supported; a column may be {SUPPORTED}")
 
 

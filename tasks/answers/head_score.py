@@ -63,7 +63,7 @@ class HeadScore(ScoreKind, PooledKind):
         return () if isinstance(self.labels, str) else self.labels
 
     @property
-    def score_index(self) -> int:
+    def score_index(self) -> int:  # type: ignore[override]
         return self.score_labels.index(self.score_label)
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:

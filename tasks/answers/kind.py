@@ -38,6 +38,7 @@ class AnswerKind:
         is_pooled: answers are computed from the prompt's hidden states; encoders support no other kinds. Prompts are
             plain text unless the file says otherwise.
         thinking: the file's key ``thinking``; empty for the chat template's default.
+        score_index: the index in `score_labels` of the label whose probability is the score.
     """
 
     __slots__ = ()
@@ -47,6 +48,7 @@ class AnswerKind:
     has_labels: ClassVar[bool] = False
     is_pooled: ClassVar[bool] = False
     thinking: ClassVar[str] = ""
+    score_index: ClassVar[int] = 0
 
     output: Output
 

@@ -51,11 +51,6 @@ class ScoreKind(AnswerKind):
             f"[output]: rank_within must be one of the key columns {list(key)}, got {self.rank_within!r}",
         )
 
-    @property
-    def score_index(self) -> int:
-        """The index in `score_labels` of the label whose probability is the score."""
-        return 0
-
     def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
         logprobs = [float(logprob) for logprob in completion.label_logprobs]
         best = max(range(len(logprobs)), key=logprobs.__getitem__)

@@ -52,20 +52,18 @@ class RowChoice:
         return query.join(fill_identifiers(statement("cascade/chosen_requests")).split("<checked>"))
 
 
-def take_answers(connection: duckdb.DuckDBPyConnection, workload: Workload, model_digest: str, view: str) -> None:
-    """Create a temporary view of all answers of a model, with the columns of the workload's table.
+def take_answers(connection: duckdb.DuckDBPyConnection, workload: Workload, model_digest: str, target: str) -> None:
+    """Create a temporary table of a model's newest answers, with the columns of the workload's table.
 
     Args:
-        view: name of the view; with ``_runs`` appended, of a table that the view needs.
+        target: its name.
     """
-    runs, parameters = f"{view}_runs", {"model_digest": model_digest}
-    execute(connection, "cascade/list_runs", parameters, runs=runs)
-    names = {"view": view, "runs": runs, "table": workload.output.table}
-    execute(connection, "cascade/create_model_view", **names)
+    table, parameters = workload.output.table, {"model_digest": model_digest}
+    execute(connection, "cascade/take_answers", parameters, target=target, table=table, keys=workload.key)
 
 
 def take_confidences(connection: duckdb.DuckDBPyConnection, workload: Workload) -> None:
-    """Create the temporary table ``batchloom_confidences`` from the view ``batchloom_first_answers``."""
+    """Create the temporary table ``batchloom_confidences`` from ``batchloom_first_answers``."""
     execute(connection, "cascade/macro_confidence_of")
     parameters = {
         "requests_sql": workload.requests_sql,

@@ -1,6 +1,7 @@
 """Compares the answers of two workloads to the same rows: with each other, and with gold rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ import duckdb
 from engine.errors import DatabaseError
 from sql import statement
 from tasks.comparison.paired_rows import PairedRow
-from tasks.database.connection import connect, execute, fetch_rows
+from tasks.database.connection import CONNECTION_OPTIONS, connect, execute, fetch_rows, set_option
 from tasks.database.messages import explain
 from tasks.evaluation.compared_column import list_gold_columns, match_columns
 from tasks.evaluation.evaluation import MOST_REPLICATES, Comparison, Metric
@@ -43,6 +44,7 @@ class PromptDiff:
     Attributes:
         gold: the table of expected values; empty for none.
         rows: of the sample, with both answers; empty if the second workload has no rows.
+        changed: those with different answers.
         agreements: of both answers, by column.
         differences: of metrics against gold.
         num_tokens_together: prompt tokens that one batch of both computes.
@@ -53,16 +55,12 @@ class PromptDiff:
     names: tuple[str, str]
     gold: str = ""
     rows: tuple[PairedRow, ...] = ()
+    changed: tuple[PairedRow, ...] = ()
     agreements: tuple[Metric, ...] = ()
     differences: tuple[Difference, ...] = ()
     num_tokens_together: int = 0
     num_tokens_apart: int = 0
     forecast: SampledForecast | None = None
-
-    @property
-    def changed(self) -> list[PairedRow]:
-        """Rows with different answers."""
-        return [row for row in self.rows if row.is_changed]
 
 
 def check_gold(database: str | Path, gold: str, workloads: tuple[Workload, Workload]) -> None:
@@ -90,7 +88,7 @@ def compare_with_gold(
     with connect(database, read_only=True) as connection:
         gold_types = list_gold_columns(connection, gold)
         gold_rows = connection.sql(statement("compare/read_gold"), params={"gold": gold}).to_arrow_table()
-    with duckdb.connect() as memory:
+    with _connect_memory() as memory:
         try:
             memory.register("gold_rows", gold_rows)
             execute(memory, "compare/create_gold", columns=gold_types)
@@ -120,7 +118,7 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
     if not shared:
         return []
     whole = workloads[1]
-    with duckdb.connect() as memory:
+    with _connect_memory() as memory:
         for table in (whole.output.table, f"latest_{whole.output.table}"):
             execute(memory, "schema/create_answers", table=table, keys=whole.key, answers=shared)
         for side, name in enumerate(SIDES):
@@ -130,6 +128,15 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
         comparison.take_answers(SIDES[1])
         comparison.compare_with_run(SIDES[0])
         return comparison.measure()
+
+
+@contextmanager
+def _connect_memory() -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database in memory; timestamps are in UTC, as in `connect`."""
+    with duckdb.connect() as memory:
+        for name, value in CONNECTION_OPTIONS.items():
+            set_option(memory, name, value)
+        yield memory
 
 
 def _written_types(workload: Workload) -> dict[str, str]:

@@ -1,12 +1,15 @@
 """The same rows as two workloads answer them."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import WorkloadError
+from tasks.answers.kind import AnswerKind
+from tasks.answers.thinking import THINKING_COLUMN
 from tasks.sample import AnsweredRow, take_requests
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
@@ -18,21 +21,28 @@ class PairedRow(NamedTuple):
     first: AnsweredRow
     second: AnsweredRow
 
-    @property
-    def is_changed(self) -> bool:
-        """Whether the two answers differ; probabilities, scores and thoughts are ignored."""
-        return _compared(self.first) != _compared(self.second)
+
+def list_changed(rows: Sequence[PairedRow], kinds: tuple[AnswerKind, AnswerKind]) -> list[PairedRow]:
+    """The rows whose two answers differ; probabilities, scores of labels and thoughts are ignored. `kinds` are those of
+    the first and the second workload."""
+    ignored = tuple(_list_ignored(kind) for kind in kinds)
+    changed = []
+    for row in rows:
+        first, second = (
+            (side.error is not None, {name: value for name, value in side.answer.items() if name not in columns})
+            for side, columns in zip(row, ignored, strict=True)
+        )
+        if first != second:
+            changed.append(row)
+    return changed
 
 
-def _compared(row: AnsweredRow) -> tuple[bool, dict[str, Any]]:
-    """Whether the row has an error, and the values that count as its answer."""
-    hidden = ("_probability", "_probabilities", "_logprobs")
-    values = {
-        name: value
-        for name, value in row.answer.items()
-        if name not in ("score", "thinking") and not name.endswith(hidden)
-    }
-    return row.error is not None, values
+def _list_ignored(kind: AnswerKind) -> set[str]:
+    """The columns of answers that say how sure the model is, or how it came to the answer."""
+    ignored = {"score", "label_logprobs"} if kind.score_labels else set()
+    if kind.question_digests:
+        ignored.update(column for columns in kind.question_columns for column in columns[1:])
+    return ignored | ({THINKING_COLUMN} if kind.thinking == "keep" else set())
 
 
 def check_comparable(first: Workload, second: Workload) -> None:

@@ -1,6 +1,7 @@
 """Calibrates probabilities by gold rows: scikit-learn fits a monotone map for each, and a view applies the maps."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -83,10 +84,11 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
         columns = [column for column in comparison.read_gold(gold) if _probability_of(column)]
         if not columns:
             raise DatabaseError(f"gold table {gold!r} judges no column that has probabilities")
+        comparison.execute("calibrate/macro_probability_entries_of")
+        comparison.execute("calibrate/macro_calibrated_probability_of")
         digests = {"workload_digest": workload.digest, "model_digest": _find_model(comparison, workload)}
         found = [each for column in columns for each in _fit_column(comparison, column, digests, gold, method)]
         comparison.execute("calibrate/create_calibrations")
-        comparison.execute("calibrate/macro_calibrated_probability_of")
         comparison.execute("calibrate/delete_calibrations", digests)
         row = {"workload": workload.name, **digests, "gold": gold, "created_at": datetime.now(UTC)}
         for each in found:
@@ -144,9 +146,8 @@ def _fit_column(
 ) -> list[Calibration]:
     """The map for the column, or one for each label."""
     name = _probability_of(column)
-    statement = "calibrate/points_of_labels" if name.endswith("_probabilities") else "calibrate/points"
-    parameters = digests | {"first_label": column.first_label}
-    rows = comparison.execute(statement, parameters, expected=column.expected, probability=name).fetchall()
+    parameters = digests | {"true_label": column.true_label}
+    rows = comparison.execute("calibrate/points", parameters, expected=column.expected, probability=name).fetchall()
     labels: Sequence[str | None] = sorted({label for label, _, _ in rows}) or [None]
     found = []
     for label in labels:
@@ -173,16 +174,14 @@ def _find_model(comparison: Comparison, workload: Workload) -> str:
 
 
 def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[ComparedColumn], database: str) -> None:
-    table, names = workload.output.table, [_probability_of(column) for column in columns]
-    labels = [name for name in names if name.endswith("_probabilities")]
-    singles = [name for name in names if name not in labels]
-    views = [("view", f"calibrated_{table}", singles), ("labels_view", f"calibrated_{table}_labels", labels)]
-    own = {view: ("column_name", "calibrated_probability") for _, view, chosen in views if chosen}
-    comparison.check_views(own, database)
-    for kind, view, chosen in views:
-        if chosen:
-            latest = f"latest_{table}"
-            comparison.execute(f"calibrate/create_{kind}", view=view, latest=latest, keys=workload.key, columns=chosen)
+    table, views = workload.output.table, defaultdict[str, list[str]](list)
+    for name in map(_probability_of, columns):
+        views[f"calibrated_{table}" + ("_labels" if name.endswith("_probabilities") else "")].append(name)
+    comparison.check_views(dict.fromkeys(views, ("column_name", "calibrated_probability")), database)
+    for view, names in views.items():
+        comparison.execute(
+            "calibrate/create_view", view=view, latest=f"latest_{table}", keys=workload.key, columns=names
+        )
 
 
 def _probability_of(column: ComparedColumn) -> str:

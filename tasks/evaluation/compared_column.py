@@ -32,7 +32,7 @@ class ComparedColumn:
             group, or "value" (anything else that is equal or not).
         probability: the answers' column with the model's probabilities; empty for none.
         labels: allowed labels of gold; empty for any.
-        first_label: for a probability or a rank that is compared with labels, the label that counts as true; None if
+        true_label: for a probability or a rank that is compared with labels, the label that counts as true; None if
             gold holds truth values or grades.
     """
 
@@ -41,7 +41,7 @@ class ComparedColumn:
     kind: Kind
     probability: str = ""
     labels: tuple[str, ...] = ()
-    first_label: str | None = None
+    true_label: str | None = None
     is_nullable: bool = False
 
 
@@ -108,18 +108,18 @@ def list_columns(workload: Workload, answer_types: Mapping[str, str]) -> list[Co
 
 
 def _compare_labels(workload: Workload, gold_columns: Mapping[str, str], ranks: str | None) -> list[ComparedColumn]:
-    """Comparisons of labels and grades of gold with other columns: the first label's probability, and ranks."""
+    """Comparisons of labels and grades of gold with other columns: the score, and ranks by it."""
     found = []
     labels, label = workload.kind.score_labels, gold_columns.get("label")
-    first_label = labels[0] if labels and label else None
-    if label and first_label and "score" not in gold_columns:
+    true_label = labels[workload.kind.score_index] if labels and label else None
+    if label and true_label and "score" not in gold_columns:
         found.append(
-            ComparedColumn(name="score", expected=label, kind="probability", labels=labels, first_label=first_label)
+            ComparedColumn(name="score", expected=label, kind="probability", labels=labels, true_label=true_label)
         )
     if ranks and RELEVANCE in gold_columns:
         found.append(ComparedColumn(name=ranks, expected=gold_columns[RELEVANCE], kind="rank"))
-    elif ranks and label and first_label:
-        found.append(ComparedColumn(name=ranks, expected=label, kind="rank", labels=labels, first_label=first_label))
+    elif ranks and label and true_label:
+        found.append(ComparedColumn(name=ranks, expected=label, kind="rank", labels=labels, true_label=true_label))
     return found
 
 

@@ -195,7 +195,7 @@ class Comparison:
             self._pair(column)
             parameters: dict[str, Any] = {"column": column.name}
             if column.kind in ("probability", "rank"):
-                parameters["first_label"] = column.first_label
+                parameters["true_label"] = column.true_label
             if column.kind == "probability":
                 self.execute("evaluate/insert_probability_rows", self._this | parameters)
             elif column.kind == "rank":

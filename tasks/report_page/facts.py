@@ -6,6 +6,7 @@ A fact is a row whose fields are the columns of its statement; the header of the
 import json
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +44,7 @@ class RunFacts:
     slow_groups: Sequence[Row] = ()  # report/answers/slowest_groups; empty if the run did not note answers' costs
     lengths: Sequence[Row] = ()
     cached_shares: Sequence[Row] = ()
-    share_degrees: Sequence[Row] = ()  # empty without the plan, as is the next
-    prefix_lengths: Sequence[Row] = ()
+    share_degrees: Sequence[Row] = ()  # report/plan/share_degrees; empty without the plan
     errors: Sequence[Row] = ()
     evaluation: Row | None = None  # only if the run's answers were compared with gold rows, as are the next three
     metrics: Sequence[Row] = ()  # report/evaluation/metrics
@@ -76,6 +76,7 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: Artifa
     """
     execute(connection, "report/steps/timeline", {"run_id": run.run_id})
     execute(connection, "report/nice_width")
+    _take_plan_groups(connection, plan)
     slowest = {"num_rows": NUM_SLOWEST}
     config, versions = _json_object(run.config), _json_object(run.versions)
     prediction, workload = config.get("prediction"), config.get("workload")
@@ -88,10 +89,10 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: Artifa
         engines=_read(connection, "steps/engines"),
         partitions=_read(connection, "steps/slowest_partitions", slowest),
         slow_steps=_read(connection, "steps/slowest_steps", slowest),
+        share_degrees=_read(connection, "plan/share_degrees"),
         config=config,
         versions={name: str(found) for name, found in versions.items()},
         prediction=prediction if isinstance(prediction, dict) else {},
-        **_read_plan(connection, plan),
         **_read_evaluation(connection, run.run_id),
         # Without a known key, rows are named by content_key, which every output table has.
         **_read_answers(connection, {"run_id": run.run_id}, key if isinstance(key, list) and key else ["content_key"]),
@@ -114,21 +115,13 @@ def _read_answers(
     return {}
 
 
-def _read_plan(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) -> dict[str, Any]:
-    """Facts from the plan; makes report_plan_groups, which is empty without a plan."""
+def _take_plan_groups(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) -> None:
+    """Make report_plan_groups, which is empty without a plan."""
     execute(connection, "report/plan/no_groups")
-    if plan is None:
-        return {}
-    try:
-        open_parquet(plan).close()
-    except ArtifactError:
-        return {}
-    file = {"plan": plan.path}
-    execute(connection, "report/plan/groups", file)
-    return {
-        "share_degrees": _read(connection, "plan/share_degrees", file),
-        "prefix_lengths": _read(connection, "plan/prefix_lengths", file | {"num_bins": NUM_LENGTH_BINS}),
-    }
+    if plan is not None:
+        with suppress(ArtifactError):
+            open_parquet(plan).close()
+            execute(connection, "report/plan/groups", {"plan": plan.path})
 
 
 def _read_evaluation(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[str, Any]:

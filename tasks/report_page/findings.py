@@ -37,20 +37,14 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
     if totals.num_engines > 1:
         steps += f" on the longest of {count(totals.num_engines)} engines"
     full = f"{percent(totals.tecd_utilisation)} without cool-down"
-    peak = (totals.peak_kv_blocks or 0) / (totals.num_kv_blocks_total or 1)
+    figures.append(("time without cool-down (TECD)", seconds(totals.tecd_seconds), steps))
+    figures.append(("batch utilisation", percent(totals.utilisation), full))
+    if totals.num_kv_blocks_total:  # not of an encoder
+        blocks = f"{count(totals.peak_kv_blocks)} of {count(totals.num_kv_blocks_total)} blocks"
+        blocks += " of an engine" if totals.num_engines > 1 else ""
+        figures.append(("KV memory, most", percent(totals.peak_kv_blocks / totals.num_kv_blocks_total), blocks))
     lost = f"in {count(totals.num_preempting_steps)} of {count(totals.num_steps)} steps"
-    return [
-        *figures,
-        ("time without cool-down (TECD)", seconds(totals.tecd_seconds), steps),
-        ("batch utilisation", percent(totals.utilisation), full),
-        (
-            "KV memory, most",
-            percent(peak),
-            f"{count(totals.peak_kv_blocks)} of {count(totals.num_kv_blocks_total)} blocks"
-            + (" of an engine" if totals.num_engines > 1 else ""),
-        ),
-        ("preempted", count(totals.num_preempted_requests), lost),
-    ]
+    return [*figures, ("preempted", count(totals.num_preempted_requests), lost)]
 
 
 def find_remarkable(facts: RunFacts) -> list[str]:

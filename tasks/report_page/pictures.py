@@ -72,7 +72,7 @@ def find_savings(facts: RunFacts) -> list[Part]:
 def find_lengths(facts: RunFacts) -> dict[str, list[Row]]:
     """The bins of each kind of length, for kinds that the run has."""
     kinds: dict[str, list[Row]] = {}
-    for each in (*facts.lengths, *facts.prefix_lengths):
+    for each in facts.lengths:
         kinds.setdefault(each.kind, []).append(each)
     return {kind: bins for kind, bins in kinds.items() if any(each.high > 1 and each.num_rows for each in bins)}
 

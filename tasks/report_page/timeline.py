@@ -37,13 +37,12 @@ Edges = Sequence[Span]
 
 
 def draw_timeline(facts: RunFacts) -> dict[str, Picture]:
-    """The pictures by the slug of their figure; the run must have at least one step."""
+    """The pictures by the slug of their figure; the run must have at least one step. Encoders have no KV memory."""
     clock = [(each.started_seconds, each.ended_seconds) for each in facts.bins]
-    return {
-        "tokens": _draw_tokens(facts),
-        "kv-memory": _draw_kv_memory(facts, clock),
-        "requests": _draw_requests(facts, clock),
-    }
+    pictures = {"tokens": _draw_tokens(facts), "requests": _draw_requests(facts, clock)}
+    if facts.totals.num_kv_blocks_total:
+        pictures["kv-memory"] = _draw_kv_memory(facts, clock)
+    return pictures
 
 
 def _draw_tokens(facts: RunFacts) -> Picture:
@@ -77,7 +76,7 @@ def _draw_tokens(facts: RunFacts) -> Picture:
 
 def _draw_kv_memory(facts: RunFacts, edges: Edges) -> Picture:
     """KV blocks in use over time, by owner, and the number of all blocks."""
-    bins, total = facts.bins, facts.totals.num_kv_blocks_total or 1
+    bins, total = facts.bins, facts.totals.num_kv_blocks_total
     peak = max(each.max_held_kv_blocks or each.max_kv_blocks for each in bins)
     is_scarce, peak_swapped = peak >= SCARCE_SHARE * total, facts.totals.peak_swapped_kv_blocks
     label = f"KV blocks in use, of {count(total)}" + (" of an engine" if facts.totals.num_engines > 1 else "")

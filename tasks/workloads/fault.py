@@ -108,6 +108,8 @@ def _describe(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
     steps = [str(step) for step in fault["loc"] if isinstance(step, str)]
     if kind == "value_error" and isinstance(fault["input"], dict):  # a whole table is wrong
         return "".join(f"[{table}]: " for table in steps) + str(context["error"])
+    if not steps:  # a template that is wrong since its pair was added
+        return f"pair: {context['error']}"
     *tables, key = steps
     for table in tables:
         values = values[table]
@@ -117,8 +119,7 @@ def _describe(fault: ErrorDetails, values: Mapping[str, Any]) -> str:
     if kind in UNKNOWN_KEY:
         return f"{where}{key!r} is not a known key here"
     if kind == "value_error":
-        is_text = isinstance(context["error"], UnicodeDecodeError)
-        return f"{where}{key} {f'names {values[key]!r}, which cannot be read: ' if is_text else ''}{context['error']}"
+        return f"{where}{key} {context['error']}"
     if kind == "literal_error":
         expected = context["expected"]
     else:

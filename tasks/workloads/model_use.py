@@ -1,11 +1,12 @@
-"""For which workloads a model can be used: not every one has an output layer, a tokenizer and a chat template."""
+"""For which workloads a model can be used: not every one has an output layer, a tokenizer and a chat template, and it
+must be the same when its answers are read."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.encoding.families import is_encoder
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import is_plain, read_json, weight_shapes
+from engine.model.loading.checkpoint import checkpoint_digest, is_plain, read_json, resolve_checkpoint, weight_shapes
 
 if TYPE_CHECKING:
     from tasks.workloads.workload import Workload
@@ -24,6 +25,22 @@ def check_use(workload: "Workload", checkpoint: Path) -> None:
         raise ModelError(f"{model}: the folder holds no tokenizer, such as tokenizer.json")
     if workload.prompt.chat and not _has_chat_template(checkpoint):
         raise ModelError(f"{model} has no chat template: set chat = false in the [prompt] of {workload.name!r}")
+
+
+def bind_again(workload: "Workload", model: str, model_digest: str) -> "Workload":
+    """The workload bound to the model of an earlier run, if a model decides its settings.
+
+    Args:
+        model, model_digest: as in the table ``runs``.
+    Raises:
+        ModelError: this model is gone or has changed.
+    """
+    if not workload.kind.is_pooled:
+        return workload
+    checkpoint = resolve_checkpoint(model)
+    if checkpoint_digest(checkpoint) != model_digest:
+        raise ModelError(f"model {model!r} has changed since it answered workload {workload.name!r}")
+    return workload.bind(checkpoint)
 
 
 def _why_no_text(checkpoint: Path) -> str:

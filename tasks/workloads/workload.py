@@ -19,7 +19,7 @@ from engine.errors import ModelError, WorkloadError
 from engine.model.adapters.adapter import Adapter, check_adapter
 from engine.model.loading.checkpoint import is_plain_chat
 from tasks.answers.kind import AnswerKind
-from tasks.answers.reserved_names import RESERVED_COLUMNS
+from tasks.answers.reserved_names import RESERVED_COLUMNS, check_query
 from tasks.answers.toml_value import CONFIG, Name, Output, Text, Texts, must, refuse_if
 from tasks.workloads.fault import FOREIGN_KEYS, describe_fault
 from tasks.workloads.row_layouts import RowLayouts
@@ -36,7 +36,10 @@ def _read_requests_sql(name: str, info: ValidationInfo) -> str:
     places = [Path(str(folder)) / name for folder in (info.context, Path(__file__).parents[2] / "sql" / "requests")]
     found = [place for place in places if place.is_file()]
     refuse_if(not found, f"names {name!r}, found neither as {places[0]} nor as {places[1]}")
-    return found[0].read_text(encoding="utf-8-sig")
+    try:
+        return found[0].read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"names {name!r}, which cannot be read: {error}") from error
 
 
 def _find_adapter(given: object, info: ValidationInfo) -> object:
@@ -229,9 +232,11 @@ def load_workload(name_or_path: str | Path) -> Workload:
         raise WorkloadError(f"{path} cannot be read: {error}") from error
     try:
         values = tomllib.loads(text)
-        refuse_if({"source", "row_layouts"} & values.keys(), "'source' and 'row_layouts' are not known keys here")
+        refuse_if({"kind", "source", "row_layouts"} & values.keys(), "'kind', 'source', 'row_layouts' are no keys here")
         source = str(path.absolute()) if is_path else str(name_or_path)
         workload = _read_workload(values, source, path.parent)
+        if is_path:
+            check_query(workload.output.table, workload.requests_sql)
     except tomllib.TOMLDecodeError as error:
         raise WorkloadError(f"{path} cannot be read as TOML: {error}") from error
     except ValueError as error:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 
 from engine.errors import DatabaseError, WorkloadError
+from tasks.comparison.paired_rows import take_same_rows
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.workloads.workload import load_workload
@@ -112,19 +114,29 @@ def test_an_own_table_has_the_columns_of_a_shipped_one(night: Any) -> None:
         assert columns("latest_own_" + shipped) == columns(shipped)
 
 
-def test_ranks_and_repeated_rows_of_an_own_table(tickets: Any, topics: Path) -> None:
-    text = topics.read_text().replace('key = ["ticket_id"]', 'key = ["subject", "ticket_id"]')
+@pytest.mark.parametrize("key", ["ticket_id", "answer_rowid", "rank_group"])
+def test_ranks_and_repeated_rows_of_an_own_table(tickets: Any, topics: Path, key: str) -> None:
+    text = topics.read_text().replace('key = ["ticket_id"]', f'key = ["subject", "{key}"]')
     topics.write_text(text + 'rank_within = "subject"\n')
+    (topics.parent / "select_tickets.sql").write_text(f"select *, ticket_id as {key} from tickets")
     tickets.sql("update tickets set subject = 'same', message = 'm' || ticket_id")
     tickets.sql("insert into tickets select * from tickets where ticket_id = 't-1'")
     tickets.run(load_workload(topics), lambda row: {"score": 0.5, "finish_reason": "scored"})
-    assert tickets.sql("select ticket_id, rank from ticket_topics order by all") == [
+    assert tickets.sql(f"select {key}, rank from ticket_topics order by all") == [
         ("t-1", 1),
         ("t-1", 1),
         ("t-2", 2),
         ("t-3", 3),
         ("t-4", 4),
     ]
+
+
+def test_the_same_rows_are_found_by_a_key_of_any_name(tickets: Any, topics: Path, tmp_path: Path) -> None:
+    topics.write_text(topics.read_text().replace('key = ["ticket_id"]', 'key = ["chosen_id"]'))
+    (topics.parent / "select_tickets.sql").write_text("select *, ticket_id as chosen_id from tickets")
+    requests = tickets.prepare(load_workload(topics), lambda row: None).read.requests
+    same = take_same_rows.fn(load_workload(topics), requests, requests, tmp_path / "same.parquet")
+    assert pq.read_table(same.path) == pq.read_table(requests.path)
 
 
 @pytest.mark.parametrize("name", ["ranked", "newest", "touched"])
@@ -279,8 +291,8 @@ def test_an_output_table_of_somebody_else(tickets: Any, topics: Path) -> None:
     with pytest.raises(DatabaseError, match="table 'tickets' has no column 'label'; it has message, subject"):
         tickets.prepare(load_workload(topics))
     topics.write_text(topics.read_text().replace('"tickets"', '"snippets"'))
-    with pytest.raises(DatabaseError, match="table 'snippets' has no column 'label'"):
-        tickets.prepare(load_workload(topics))
+    with pytest.raises(WorkloadError, match="table may not be 'snippets', whose views show rows of"):
+        load_workload(topics)
 
 
 def test_names_that_batchloom_uses_itself(topics: Path) -> None:

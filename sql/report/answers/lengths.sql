@@ -1,6 +1,7 @@
--- purpose: histograms of the lengths of a run's prompts, their computed parts, and answers
--- grain:   one row per kind (prompt, computed, output) and bin [low, high) of equal width, empty bins too
--- inputs:  the workload's output table; the macro report_nice_width
+-- purpose: histograms of the lengths of a run's prompts, their computed parts, answers, and shared prefixes
+-- grain:   one row per kind (prompt, computed, output, prefix) and bin [low, high) of equal width, empty bins too; for
+--          kind prefix, num_rows counts groups that share one
+-- inputs:  the workload's output table, report_plan_groups, macro report_nice_width
 -- identifiers: {table}
 -- parameters: $run_id, $num_bins
 
@@ -12,6 +13,10 @@ with lengths as (
     ], recursive := true)
     from {table}
     where run_id = $run_id and status = 'ok'
+    union all
+    select 'prefix' as kind, num_prefix_tokens as num_tokens
+    from report_plan_groups
+    where num_prefix_tokens > 0
 ),
 
 widths as (

@@ -4,5 +4,9 @@
 -- parameters: none
 
 create or replace temp table report_plan_groups as
-select null::bigint as prefix_group, null::bigint as share_degree, null::bigint as num_prefix_tokens
+select
+    null::bigint as prefix_group,
+    null::bigint as num_rows,
+    null::bigint as share_degree,
+    null::bigint as num_prefix_tokens
 where false

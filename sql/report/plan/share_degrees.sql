@@ -1,27 +1,17 @@
 -- purpose: histogram of share degrees: numbers of distinct prompts that share a prefix (BatchLLM section 6.2.2)
 -- grain:   one row per non-empty range [low, high] of degrees: 1 to 8 each, then doubling
--- inputs:  the run's plan artifact
--- parameters: $plan (path)
+-- inputs:  report_plan_groups
+-- parameters: none
 
-with planned_groups as (
+-- prompts of a group without a prefix share nothing: each counts as its own group
+with degrees as (
     select
-        group_id,
-        count(*) as num_rows,
-        count(distinct member_id) as num_members,
-        max(num_prefix_tokens) as num_prefix_tokens
-    from read_parquet($plan)
-    group by group_id
-),
-
--- members of a group without a prefix share nothing: each counts as its own group
-degrees as (
-    select
-        if(num_prefix_tokens > 0, num_members, 1) as degree,
-        if(num_prefix_tokens > 0, 1, num_members) as num_groups,
+        if(num_prefix_tokens > 0, share_degree, 1) as degree,
+        if(num_prefix_tokens > 0, 1, share_degree) as num_groups,
+        share_degree as num_prompts,
         num_rows,
-        num_members,
         num_prefix_tokens
-    from planned_groups
+    from report_plan_groups
 ),
 
 ranges as (
@@ -36,7 +26,7 @@ select
     low,
     high,
     sum(num_groups)::bigint as num_groups,
-    sum(num_members)::bigint as num_prompts,
+    sum(num_prompts)::bigint as num_prompts,
     sum(num_rows)::bigint as num_rows,
     sum(num_prefix_tokens)::bigint as num_prefix_tokens
 from ranges

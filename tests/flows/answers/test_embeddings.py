@@ -50,6 +50,9 @@ def test_documents_by_meaning(nights: Any, tmp_path: Path) -> None:
     saved = nights.sql("select token_saving_ratio, best_token_saving_ratio, num_cached_tokens > 0 from runs")
     assert saved[0][0] == saved[0][1] > 0, "no prefix is shared, and none could be; the copy is computed once"
     assert saved[0][2]
+    (page,) = nights.runs.glob("*/report.html")
+    shown = [part in page.read_text() for part in ('id="requests"', "<dt>preempted", 'id="kv-memory"', "<dt>KV memory")]
+    assert shown == [True, True, False, False], "an encoder has no KV memory"
     types = "select data_type from information_schema.columns where column_name = 'embedding'"
     assert nights.sql(types) == [(f"FLOAT[{HIDDEN_SIZE}]",)] * 2
 

@@ -1,19 +1,25 @@
 """The calibrate flow on the answers of a real night: the map is said, kept and applied; too few rows are refused."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.command.run_flow import run_flow
 from flows.quality.calibrate import calibrate
+from tests.adapters import save_adapter
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
-def test_answers_of_a_night_are_calibrated(nights: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_answers_of_a_night_are_calibrated(
+    nights: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, *, has_adapter: bool
+) -> None:
+    adapter = save_adapter(nights.model, tmp_path / "adapter") if has_adapter else None
     nights.add_towers(20)
     nights.sql("insert into ranking_candidates select query_id, doc_id from snippet_requests where doc_id like 'm%'")
-    nights.run("ranking")
+    nights.run("ranking", adapter=adapter)
     nights.sql(
         "create table gold as select query_id, doc_id,"
         " if(score > (select median(score) from latest_rankings), 'yes', 'no') as label from latest_rankings"

@@ -11,9 +11,14 @@ from flows.command.run_flow import run_flow
 from flows.quality.compare import compare
 from flows.quality.comparison_page import render_comparison
 from flows.settings import WorkerSettings
-from tasks.comparison.difference import Difference, PromptDiff
-from tasks.comparison.paired_rows import PairedRow
+from tasks.answers.decide import Decisions
+from tasks.answers.extract import Extraction
+from tasks.answers.score import LabelScore
+from tasks.answers.thinking import ThinkingText
+from tasks.comparison.difference import Difference, PromptDiff, compare_with_gold
+from tasks.comparison.paired_rows import PairedRow, list_changed
 from tasks.sample import AnsweredRow
+from tasks.workloads.workload import load_workload
 from tests.flows.conftest import ENGINE
 from tests.tiny_encoders import save_encoder
 
@@ -67,7 +72,7 @@ def test_both_sides_answer_as_their_own_nights_would(
         key = (row.second.key["doc_id"], row.second.key["query_id"])
         assert [side.error for side in row] == [None, None]
         assert [side.answer["snippet"] for side in row] == [expected["old"][key], expected["new"][key]]
-        assert row.is_changed == (expected["old"][key] != expected["new"][key])
+        assert (row in found.changed) == (expected["old"][key] != expected["new"][key])
     page = render_comparison(found, 140)
     assert f"old against new: {len(found.changed)} of 9 rows have another answer" in page
     assert "Answering all rows by new:" in page
@@ -98,7 +103,7 @@ def test_gold_says_which_is_better_with_a_paired_interval(
     assert nights.sql("select count(*) from runs") == [(1,)]
 
     same = run_compare(nights, words, words, gold="gold")
-    assert same.changed == []
+    assert same.changed == ()
     assert same.names == ("words (old)", "words (new)")
     assert {(each.difference, each.low, each.high) for each in same.differences} == {(0.0, 0.0, 0.0)}
     capitals = {'key = ["query_id", "doc_id"]': 'key = ["Query_ID", "DOC_ID"]', '"query_id"\n': '"Query_ID"\n'}
@@ -206,6 +211,48 @@ def _write_extraction(folder: Path) -> Path:
     text = DECIDE.format(name="three", questions='tall = { type = "BOOLEAN", not_null = true }')
     path.write_text(text.replace('"decide"', '"extract"').replace("[questions]", "[columns]"))
     return path
+
+
+def test_columns_are_ignored_by_what_they_are_not_by_their_names() -> None:
+    columns = dict.fromkeys(("score", "tall", "tall_probability", "thinking"), "DOUBLE")
+    extracted = Extraction(columns=columns, output={"table": "t"})
+    decided = Decisions(questions={"tall": {"type": "BOOLEAN", "ask": "?"}}, output={"table": "t"})
+    scored = LabelScore(labels=("a", "b"), output={"table": "t"})
+    thought = ThinkingText(
+        thinking="keep", max_thinking_tokens=9, decoding={}, output={"table": "t", "answer_column": "score"}
+    )
+    for kind, counted, ignored in (
+        (extracted, ("score", "tall", "tall_probability", "thinking"), ()),
+        (decided, ("tall",), ("tall_probability",)),
+        (scored, ("label",), ("score", "label_logprobs")),
+        (thought, ("score",), ("thinking",)),
+    ):
+        for name in (*counted, *ignored):
+            rows = [AnsweredRow(key={}, answer={name: value}, error=None, num_prompt_tokens=9, num_output_tokens=1)
+                    for value in (0.25, 0.5)]  # fmt: skip
+            changed = [PairedRow(*rows)] if name in counted else []
+            assert list_changed([PairedRow(*rows)], (kind, kind)) == changed, (kind.mode, name)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_gold_keys_with_a_time_zone_match_in_any_zone(
+    nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    (tmp_path / "mails.sql").write_text("select sent_at, body from mails")
+    for name in ("old", "new"):
+        text = (SHIPPED / "snippets.toml").read_text().replace('["doc_id", "query_id"]', '["sent_at"]')
+        text = text.replace('"snippets"', f'"{name}"').replace("select_snippet_requests", "mails")
+        (tmp_path / f"{name}.toml").write_text(text)
+    old, new = (load_workload(tmp_path / f"{name}.toml") for name in ("old", "new"))
+    nights.sql("create table gold as select timestamptz '2026-03-29 00:30+00' as sent_at, 'late' as snippet")
+    key = {"sent_at": "2026-03-29 00:30:00+00"}
+    row = PairedRow(*(
+        AnsweredRow(key=key, answer={"snippet": text}, error=None, num_prompt_tokens=9, num_output_tokens=1)
+        for text in ("soon", "late")
+    ))  # fmt: skip
+    found = compare_with_gold(nights.path, "gold", (old, new), [row])
+    assert [each.difference for each in found if each.metric == "exact_match"] == [1]
 
 
 def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:

@@ -1,13 +1,18 @@
 """The evaluate flow on a real night: exit codes, what is kept, the run's page, Prefect's artifact."""
 
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
+from engine.errors import ModelError
 from flows.command.run_flow import run_flow
 from flows.quality.evaluate import evaluate
+from tests.tiny_encoders import save_encoder
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -52,3 +57,49 @@ def test_answers_are_judged_and_a_bad_metric_is_an_exit_code(nights: Any, capsys
     }.items():
         assert run_flow(evaluate, [*options, *wrong]) == 1
         assert line in capsys.readouterr().err
+
+
+RERANK = """
+name = "reranking"
+mode = "score"
+labels = "checkpoint"
+score_label = "LABEL_2"
+requests_sql = "select_ranking_requests.sql"
+key = ["query_id", "doc_id"]
+pair = "{body}"
+[prompt]
+template = "{query_text}"
+[output]
+table = "reranked"
+rank_within = "query_id"
+"""
+
+
+def test_a_reranker_is_judged_by_the_labels_of_its_model(nights: Any, tmp_path: Path) -> None:
+    nights.model = save_encoder("bert", tmp_path / "model", num_classes=3)
+    (tmp_path / "reranking.toml").write_text(RERANK)
+    options = {"database": nights.path, "workload": str(tmp_path / "reranking.toml"), "gold": "gold"}
+    nights.run(options["workload"])
+    nights.sql(
+        "create table gold as select query_id, doc_id, 'LABEL_' || row_number() over (order by doc_id) % 3 as label"
+        " from latest_reranked"
+    )
+    found = {(each.column_name, each.metric): each.value for each in evaluate(**options).metrics if not each.label}
+    rows = nights.sql(
+        "select gold.label, answers.label, score, query_id, rank"
+        " from gold join latest_reranked as answers using (query_id, doc_id)"
+    )
+    assert found["label", "accuracy"] == pytest.approx(sum(row[0] == row[1] for row in rows) / 6)
+    squares = [(score - (expected == "LABEL_2")) ** 2 for expected, _, score, _, _ in rows]
+    assert found["score", "brier_score"] == pytest.approx(sum(squares) / 6)
+    first = {query: min(row[4] for row in rows if row[0] == "LABEL_2" and row[3] == query)
+             for query in {row[3] for row in rows if row[0] == "LABEL_2"}}  # fmt: skip
+    assert found["rank", "mrr"] == pytest.approx(sum(1 / rank for rank in first.values()) / len(first))
+    assert ("rank", "ndcg@10") in found
+
+    shutil.move(nights.model, tmp_path / "other")
+    with pytest.raises(ModelError, match=re.escape(str(nights.model))):
+        evaluate(**options)
+    save_encoder("bert", nights.model, num_classes=3, seed=1)
+    with pytest.raises(ModelError, match="has changed since it answered workload 'reranking'"):
+        evaluate(**options)

@@ -187,6 +187,15 @@ def test_answers_are_kept_in_a_table_of_any_name(nights: Nights, table: str) -> 
     assert nights.sql(f"select ticket_id, urgent_probability from latest_{table} order by all") == before
 
 
+@pytest.mark.parametrize("name", ["Number", "each", "states", "answers", "kept", "judged", "new_states", "name"])
+def test_a_question_may_have_any_name(nights: Nights, name: str) -> None:
+    nights.run(nights.load({name: QUESTIONS["urgent"]}))
+    nights.run(nights.load({name: QUESTIONS["urgent"], "tone": QUESTIONS["tone"]}))
+    assert nights.num_asked == [NUM_ROWS, NUM_ROWS]
+    found = nights.answers(f"{name} = ({name}_probability >= 0.5), tone is null, status")
+    assert found == [(True, False, "ok")] * NUM_ROWS
+
+
 def test_a_question_that_is_changed_or_left_out(nights: Nights) -> None:
     nights.run(nights.load(QUESTIONS))
     before = nights.answers("topic_probabilities, tone")

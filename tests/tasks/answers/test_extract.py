@@ -252,6 +252,24 @@ def test_the_grammar_of_a_type_is_what_duckdb_casts(
         assert not accepts(type_, text), text
 
 
+@pytest.mark.parametrize(
+    ("type_", "bounds", "lengths"),
+    [
+        ("INTEGER[]", {}, (0, 1, 2, 3, 4)),
+        ("INTEGER[]", {"max_items": 1}, (0, 1)),
+        ("INTEGER[]", {"max_items": 3}, (0, 1, 2, 3)),
+        ("INTEGER[1]", {}, (1,)),
+        ("INTEGER[3]", {}, (3,)),
+        ("INTEGER[1][]", {"max_items": 1}, (0,)),
+    ],
+)
+def test_a_list_has_as_many_items_as_its_type_allows(
+    type_: str, bounds: dict[str, int], lengths: tuple[int, ...]
+) -> None:
+    assert tuple(n for n in range(5) if accepts(type_, json.dumps([7] * n), **bounds)) == lengths
+    assert accepts(type_, "[[7]]", **bounds) == (type_ == "INTEGER[1][]")
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), max_size=40))
 def test_any_text_goes_through_a_varchar_and_back(text: str) -> None:
     """Quotes, braces, control characters and instructions are characters like any others."""

@@ -16,6 +16,8 @@ import pytest
 from tasks.cascades.cascade import Cascade
 from tasks.cascades.certificate import certify
 from tasks.cascades.row_choice import RowChoice
+from tasks.database.connection import connect
+from tasks.database.schema import create_schema
 from tasks.nights.cascade_steps import CascadeStep, add_cascades
 from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.partitions.part import part_schema
@@ -192,6 +194,21 @@ def answer_row(row: dict[str, Any], model: str) -> dict[str, Any]:
     counts = {"num_prompt_tokens": 1, "num_cached_tokens": 0, "num_output_tokens": 0, "compute_ms": 0.0}
     answer = {"score": math.exp(logprobs[0]), "label": label, "label_logprobs": logprobs}
     return {"row_id": row["row_id"], "finish_reason": "scored", "prefix_group": 0, **answer, **counts}
+
+
+@pytest.mark.parametrize("table", ["docs", "measured", "listed", "newest"])
+def test_the_query_may_read_a_table_of_any_name(tmp_path: Path, table: str) -> None:
+    (tmp_path / "w.sql").write_text(f"select doc_id, body from {table}")
+    (tmp_path / "w.toml").write_text(WORKLOAD.format(name="w"))
+    workload = load_workload(tmp_path / "w.toml")
+    with connect(tmp_path / "team.duckdb", create=True) as connection:
+        connection.execute(f"create table {table} as select 'd1' as doc_id, 'text' as body")
+        create_schema(connection, workload)
+        connection.execute("insert into runs (run_id, model_digest) values ('r', 'small')")
+        answers = "select id, 'a', [ln(0.5)], 'ok', 'r' from unnest(['d1', 'gone']) as ids (id)"
+        connection.execute(f"insert into w (doc_id, label, label_logprobs, status, run_id) {answers}")
+        RowChoice(role="unsure", model_digest="small", threshold=0.7).prepare(connection, workload)
+        assert connection.execute("select request_key from batchloom_chosen_rows").fetchall() == [(["d1"],)]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])

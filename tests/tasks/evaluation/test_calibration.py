@@ -67,6 +67,8 @@ def test_the_view_gives_what_was_fitted_to_answers_of_this_workload_alone(databa
         "select doc_id, column_name, probability, calibrated_probability from calibrated_rankings order by all",
     )
     assert len(rows) == 130
+    names = ["query_id", "doc_id", "run_id", "column_name", "probability", "calibrated_probability"]
+    assert sql(database, "select list(column_name) from (describe calibrated_rankings)") == [(names,)]
     for doc_id, column, probability, calibrated in rows:
         assert column == "score"
         if int(doc_id[1:]) >= 150:
@@ -136,6 +138,8 @@ def test_each_label_has_a_map_of_its_own(tmp_path: Path) -> None:
     assert sorted(found) == ["a", "b"]
     rows = sql(path, "select label, probability, calibrated_probability from calibrated_snippets_labels")
     assert len(rows) == 160
+    names = ["doc_id", "query_id", "run_id", "column_name", "label", "probability", "calibrated_probability"]
+    assert sql(path, "select list(column_name) from (describe calibrated_snippets_labels)") == [(names,)]
     for label, probability, calibrated in rows:
         assert calibrated == pytest.approx(float(found[label].apply(np.array([probability]))[0]), abs=1e-9)
 

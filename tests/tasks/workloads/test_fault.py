@@ -52,6 +52,17 @@ pattern = "[a-z]+"
 table = "texts"
 answer_column = "text"
 """
+RERANK = """name = "relevance"
+mode = "score"
+labels = "checkpoint"
+requests_sql = "query.sql"
+key = ["id"]
+pair = "{title}"
+[prompt]
+template = "{body}"
+[output]
+table = "relevance"
+"""
 NESTS = "(" * 400 + "a" + ")" * 400
 EXPLODES = "(.*a.{60}){3}"
 EXPLODES_LATE = ".*a.{2000}"  # only a long answer shows it
@@ -80,12 +91,17 @@ FAULTS = [
     (GENERATE, '"texts"\nanswer', '"texts"\nanswr', "[output]: 'answr_column' is not a known key here"),
     (GENERATE, "[prompt]", "[promt]", "'promt' is not a known key here"),
     (GENERATE, "max_new_tokens = 9", "max_new_tokens = 9.5", "must be a whole number"),
+    (GENERATE, '"query.sql"', '"damaged.sql"', "names 'damaged.sql', which cannot be read: [Errno 5]"),
+    (GENERATE, "[prompt]", "kind = 5\n[prompt]", "'kind', 'source', 'row_layouts' are no keys here"),
+    (RERANK, '"{title}"', '"{title"', "pair: template cannot be read: expected '}' before end of string"),
+    (RERANK, '"{title}"', '"{Body}"', "pair: template names a column twice, with other capitals"),
 ]
 
 
 @pytest.mark.parametrize(("text", "old", "new", "message"), FAULTS)
 def test_the_line_that_is_wrong_is_named(tmp_path: Path, text: str, old: str, new: str, message: str) -> None:
     (tmp_path / "query.sql").write_text("select 'a' as id, 'b' as body")
+    (tmp_path / "damaged.sql").symlink_to("/proc/self/mem")  # whose beginning nobody can read
     (tmp_path / "nothing.json").write_text('{"type": "string", "enum": []}')
     strings = {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": EXPLODES}]}}
     (tmp_path / "explodes.json").write_text(json.dumps(strings))

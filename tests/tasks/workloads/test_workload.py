@@ -170,6 +170,8 @@ GENERATE_FAULTS = [
     ('stop = ["x"]', 'stop = ["x", 1]', "stop must be a list of non-empty strings"),
     ('table = "titles"', "", "[output]: table is missing"),
     ('table = "titles"', 'table = "Documents"', "table may not be 'Documents'"),
+    ('table = "titles"', 'table = "Snippets"', "table may not be 'Snippets', whose views show rows of"),
+    ('table = "titles"', 'table = "rankings"', "rows of select_ranking_requests.sql: name another"),
     ('table = "titles"', 'table = "main.titles"', "without a dot, got 'main.titles'"),
     ('table = "titles"', f'table = "{"x" * 129}"', "at most 128 characters"),
     ('answer_column = "title"', "", "[output]: answer_column is missing"),
@@ -206,6 +208,14 @@ def test_a_fault_is_named(folder: Path, text: str, old: str, new: str, message: 
 
 def test_a_decoding_table_of_defaults_is_no_contradiction(folder: Path) -> None:
     load_workload(save(folder, SCORE.replace("[output]", "[decoding]\n[output]")))
+
+
+def test_a_shipped_table_has_rows_of_its_own_query_alone(folder: Path) -> None:
+    shipped = (SHIPPED / "snippets.toml").read_text().replace('name = "snippets"', 'name = "brief"')
+    assert load_workload(save(folder, shipped)).output.table == "snippets"
+    (folder / "select_snippet_requests.sql").write_text("select doc_id, body, title, '' as query_id, '' as query_text")
+    with pytest.raises(WorkloadError, match=r"w\.toml: line 25: \[output\]: table may not be 'snippets'"):
+        load_workload(folder / "w.toml")
 
 
 def test_files_may_begin_with_a_byte_order_mark(folder: Path) -> None:
