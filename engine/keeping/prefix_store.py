@@ -1,8 +1,8 @@
 """The KV of prefixes on disk, found by their tokens: one file for each prefix, and an index of blocks in SQLite.
 
 The key of a KV block is a digest of all tokens up to its end, of the model and of its KV layout, with a secret of the
-folder: equal keys mean equal KV, and files of another folder are never used. A file has consecutive blocks, and its
-name is the key of the last one.
+folder: equal keys mean equal KV, and files of another folder are never used. A file has consecutive blocks. Its name is
+the keys of the first and the last one, so a file that another process replaces has the same blocks.
 """
 
 import hashlib
@@ -111,7 +111,7 @@ class PrefixStore:
         num_bytes = HEADER_BYTES + len(payload)
         if not self._make_room(num_bytes):
             return False
-        name = keys[-1].hex()
+        name = f"{keys[0].hex()}-{keys[-1].hex()}"
         header = {"format": FORMAT, "store": self._identity, "name": name, "dtype": str(kv.dtype), "shape": [*kv.shape]}
         header["sha256"] = _digest(header, payload)
         temporary = self.folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
@@ -125,10 +125,12 @@ class PrefixStore:
             raise
         with self._lock, self._index as index:
             index.execute("begin immediate")
-            index.execute("delete from blocks where name = ?", [name])
             index.execute("replace into files values (?, ?, 0, ?)", [name, num_bytes, time.time()])
             rows = [(key, name, place) for place, key in enumerate(keys)]
             index.executemany("replace into blocks values (?, ?, ?)", rows)
+            empty = index.execute("select name from files where name not in (select name from blocks)").fetchall()
+        if empty:  # all their blocks are in the new file, too
+            self.forget([name for (name,) in empty])
         return True
 
     def book(self, saved_seconds: Mapping[str, float]) -> None:
