@@ -54,6 +54,7 @@ class PrefixStore:
         self._budget_bytes = budget_bytes
         self._opened_at = time.time()
         self._lock = threading.Lock()
+        self._found: set[str] = set()
         index = folder / "index.sqlite"
         os.close(os.open(index, os.O_CREAT | os.O_RDWR, 0o600))
         self._index = sqlite3.connect(index, timeout=30.0, check_same_thread=False, isolation_level=None)
@@ -83,7 +84,8 @@ class PrefixStore:
         return keys
 
     def find(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
-        """Places of the leading blocks, up to the first that is not kept: a file, and the block's index in it."""
+        """Places of the leading blocks, up to the first that is not kept: a file, which this store does not evict from
+        now on, and the block's index in it."""
         found: list[tuple[str, int]] = []
         with self._lock:
             for key in keys:
@@ -91,6 +93,7 @@ class PrefixStore:
                 if row is None:
                     break
                 found.append(row)
+                self._found.add(row[0])
         return found
 
     def read(self, name: str) -> torch.Tensor | None:
@@ -169,8 +172,8 @@ class PrefixStore:
         return kv.view(_DTYPES[header["dtype"]]).view(header["shape"])
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Evicts files with the fewest saved seconds per byte, except those that this run has read or written, and says
-        whether there is room then."""
+        """Evicts files with the fewest saved seconds per byte, except those that were found, read or written since this
+        store was opened, and says whether there is room then."""
         with self._lock:
             num_kept_bytes = self._index.execute("select coalesce(sum(num_bytes), 0) from files").fetchone()[0]
             rows = self._index.execute(
@@ -181,10 +184,9 @@ class PrefixStore:
         too_many = num_kept_bytes + num_bytes - self._budget_bytes
         evicted = []
         for name, size in rows:
-            if too_many <= 0:
-                break
-            too_many -= size
-            evicted.append(name)
+            if too_many > 0 and name not in self._found:
+                too_many -= size
+                evicted.append(name)
         if too_many > 0:
             return False
         if evicted:

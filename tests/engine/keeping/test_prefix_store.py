@@ -158,3 +158,16 @@ def test_what_saves_least_a_byte_makes_room(
     assert not later.write(later.name_blocks(TOKENS + 7, BLOCK_SIZE, "model"), torch.zeros(budget)), (
         "what this run has written is not evicted by it"
     )
+
+
+def test_what_was_found_is_not_evicted(tmp_path: Path) -> None:
+    """It is going to be read, which is booked only when the run has ended."""
+    first, num_file_bytes = PrefixStore(tmp_path / "kept", 1 << 30), HEADER_BYTES + make_kv(2).nbytes
+    one, two, three, four = (first.name_blocks(TOKENS[:8] + i, BLOCK_SIZE, "model") for i in range(4))
+    for keys in (one, two):
+        first.write(keys, make_kv(2))
+    later = PrefixStore(tmp_path / "kept", 2 * num_file_bytes)
+    assert later.find(one)
+    assert later.write(three, make_kv(2))
+    assert not later.write(four, make_kv(2))
+    assert [bool(later.find(keys)) for keys in (one, two, three, four)] == [True, False, True, False]
