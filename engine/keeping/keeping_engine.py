@@ -46,12 +46,16 @@ class KeepingEngine(Engine):
         on_step: Callable[[StepRecord], None] | None = None,
         **how: Any,
     ) -> Iterator[Completion]:
-        """See `Engine.run_plan`. Prefixes are on disk once the iterator is exhausted."""
+        """See `Engine.run_plan`. Prefixes are on disk once the iterator is exhausted; a run that ends early drops those
+        that are not being written yet."""
         if self._keeper is None:
             yield from super().run_plan(requests, groups, on_step=on_step, **how)
             return
         adapter = "" if self.adapter is None else self.adapter.digest
         self._keeper.about = f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}"
-        groups = self._keeper.extend(groups)
-        yield from super().run_plan(requests, groups, on_step=self._keeper.watch(on_step), **how)
-        self._keeper.flush()
+        try:
+            groups = self._keeper.extend(groups)
+            yield from super().run_plan(requests, groups, on_step=self._keeper.watch(on_step), **how)
+            self._keeper.finish_writes()
+        finally:
+            self._keeper.end_run()

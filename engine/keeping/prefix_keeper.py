@@ -156,10 +156,14 @@ class PrefixKeeper:
         else:
             self._computed.append((node.keys[first:], kv))
 
-    def flush(self) -> None:
-        """Waits for all writes, and adds to the index the seconds that reading has saved in this run."""
+    def finish_writes(self) -> None:
+        """Waits for all writes."""
         while self._writes:
             self._end_write()
+
+    def end_run(self) -> None:
+        """Adds to the index the seconds that reading has saved in this run. Drops what the run has left: files read
+        ahead, and prefixes that are not being written yet."""
         per_token, per_byte = self._seconds_per_token, 1 / self._bytes_per_second
         token_bytes = self._cache.block_bytes / self._cache.block_size
         self._store.book(
@@ -175,8 +179,11 @@ class PrefixKeeper:
                 f"{self._num_written:,}",
             )
         self._num_loaded, self._num_written = {}, 0
-        self._next.clear()
-        self._mapped.clear()
+        unfinished: list[Future[Any]] = [*self._mapped.values(), *self._writes]
+        for work in unfinished:
+            work.cancel()
+        for left in (self._next, self._mapped, self._writes, self._computed):
+            left.clear()
 
     @property
     def _seconds_per_token(self) -> float:

@@ -2,7 +2,9 @@
 
 import logging
 import random
+from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,6 +139,24 @@ def test_prefixes_of_another_adapter_are_not_found(tiny_llama: Path, tmp_path: P
     again, num_computed = run(engine, requests)
     assert_alike(again, answers)
     assert num_computed < num_first / 2
+
+
+def test_a_run_that_ends_early_books_what_it_has_read_and_leaves_nothing(tiny_llama: Path, tmp_path: Path) -> None:
+    first, second = ask(range(5), [1, 2]), ask(range(5), [3, 4])
+    run(keeping(tiny_llama, tmp_path / "kept"), first)
+    engine = keeping(tiny_llama, tmp_path / "kept")
+    keeper = engine._keeper
+    assert keeper is not None
+    left = {name: copy(value) for name, value in vars(keeper).items() if isinstance(value, (dict, deque, list))}
+    last_use = "select max(used_at) from files"
+    (written_at,) = keeper._store._index.execute(last_use).fetchone()
+    answers = engine.run_plan(second, plan_prefix_groups([request.token_ids for request in second]))
+    next(answers)
+    answers.close()  # type: ignore[attr-defined]
+    (read_at,) = keeper._store._index.execute(last_use).fetchone()
+    assert read_at > written_at
+    assert {name: getattr(keeper, name) for name in left} == left
+    assert_alike(run(engine, second)[0], run(keeping(tiny_llama, tmp_path / "other"), second)[0])
 
 
 def test_what_costs_more_to_read_is_not_kept(
