@@ -1,7 +1,6 @@
 """An engine that reads the KV of prefixes that earlier runs have computed, and keeps the KV of its own prefixes."""
 
 import logging
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ class KeepingEngine(Engine):
             store = PrefixStore(Path(config.prefix_folder), config.keep_prefixes_bytes)
             self._keeper = PrefixKeeper(store, self._cache)
             self._make_node = self._keeper.make_node
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
             LOGGER.warning("no prefixes are kept: %s: %s", config.prefix_folder, error)
 
     def run_plan(

@@ -172,6 +172,24 @@ def test_what_costs_more_to_read_is_not_kept(
     assert answers["1-1"].finish_reason != "error"
 
 
+def test_all_is_computed_once_the_index_is_damaged(
+    plain: Engine, tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in later runs of the engine; a line says so of reading and of writing."""
+    engine = keeping(tiny_llama, tmp_path / "kept")
+    run(engine, ask(range(3), [1, 2]))
+    (tmp_path / "kept" / "index.sqlite").write_bytes(b"damaged" * 1000)
+    for questions in ([3, 4], [5, 6]):
+        requests = ask(range(5), questions)
+        with caplog.at_level(logging.WARNING):
+            answers, num_computed = run(engine, requests)
+        expected, num_plain = run(plain, requests)
+        assert_alike(answers, expected)
+        assert num_computed == num_plain
+    lines = [record.getMessage().partition(": ")[0] for record in caplog.records if record.levelno == logging.WARNING]
+    assert sorted(lines) == ["no more prefixes are kept", "no more prefixes are read"]
+
+
 @pytest.mark.parametrize("changes", [{"sharing": "lru"}, {"sharing": "none"}, {"disaggregation": "processes"}])
 def test_what_shares_nothing_keeps_nothing(changes: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="keep_prefixes needs sharing path or group, and disaggregation none"):

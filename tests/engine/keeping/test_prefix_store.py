@@ -3,8 +3,10 @@
 import json
 import logging
 import shutil
+import sqlite3
 import stat
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -171,3 +173,19 @@ def test_what_was_found_is_not_evicted(tmp_path: Path) -> None:
     assert later.write(three, make_kv(2))
     assert not later.write(four, make_kv(2))
     assert [bool(later.find(keys)) for keys in (one, two, three, four)] == [True, False, True, False]
+
+
+def test_an_index_that_cannot_be_used_is_an_os_error(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path / "kept", 1 << 30)
+    keys = store.name_blocks(TOKENS, BLOCK_SIZE, "model")
+    store._index.execute("pragma busy_timeout = 0")
+    with closing(sqlite3.connect(store.folder / "index.sqlite", isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        with pytest.raises(OSError, match="its index: database is locked"):
+            store.find(keys)
+        with pytest.raises(OSError, match="its index: database is locked"):
+            store.book({name_of(keys): 1.0})
+    assert store.find(keys) == []
+    (store.folder / "index.sqlite").write_bytes(b"damaged" * 1000)
+    with pytest.raises(OSError, match="its index: file is not a database"):
+        PrefixStore(tmp_path / "kept", 1 << 30)
