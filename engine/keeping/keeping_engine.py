@@ -8,6 +8,7 @@ from typing import Any
 from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.errors import ConfigError
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_keeper import PrefixKeeper
 from engine.keeping.prefix_store import PrefixStore
@@ -21,7 +22,7 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 class KeepingEngine(Engine):
     """As `Engine`, with ``keep_prefixes_bytes`` of KV in the folder ``prefix_folder`` of its configuration. If the
-    folder cannot be used, all prefixes are computed, with a warning in the log."""
+    folder cannot be used, all prefixes are computed, with a warning in the log. No folder raises `ConfigError`."""
 
     def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
         super().__init__(model, config, checkpoint)
@@ -29,6 +30,8 @@ class KeepingEngine(Engine):
         if checkpoint is None:
             LOGGER.warning("no prefixes are kept: a loaded model has no digest")
             return
+        if not config.prefix_folder:
+            raise ConfigError("keep_prefixes_bytes needs a prefix_folder")
         self._digest = checkpoint_digest(resolve_checkpoint(checkpoint))
         try:
             store = PrefixStore(Path(config.prefix_folder), config.keep_prefixes_bytes)

@@ -190,6 +190,14 @@ def test_all_is_computed_once_the_index_is_damaged(
     assert sorted(lines) == ["no more prefixes are kept", "no more prefixes are read"]
 
 
+def test_keeping_needs_a_folder(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder is not taken for one: its access would be changed, and some of its files deleted."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="keep_prefixes_bytes needs a prefix_folder"):
+        KeepingEngine.load(tiny_llama, replace(CONFIG, keep_prefixes_bytes=1 << 30))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("changes", [{"sharing": "lru"}, {"sharing": "none"}, {"disaggregation": "processes"}])
 def test_what_shares_nothing_keeps_nothing(changes: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="keep_prefixes needs sharing path or group, and disaggregation none"):
