@@ -183,6 +183,8 @@ class Engine(BatchCalls):
             requests: modes may be mixed.
             groups: their members' request_indices point into `requests`; `RequestError` unless each request is in one.
             decode: needed where a request has stop strings.
+            on_step: called after each step, once its completions are yielded. If it raises an exception, the run ends
+                with it.
         """
         check_groups(requests, groups)
         for name, function, what in (("decode", decode, "token ids"), ("on_step", on_step, "step records")):
@@ -211,15 +213,21 @@ class Engine(BatchCalls):
         with closing(self._begin(self._run(scheduler, sampler))) as steps:
             yield from impossible.values()
             metrics = StepMetrics(scheduler)
-            for step, answered in steps:
-                record = metrics.record(step, answered)
-                if on_step is not None:
-                    on_step(record)
-                # A finished request may still have a row in flight: report it one step later, when its cost is final.
-                final = [*late, *(sequence for sequence in answered if not sequence.has_late_row)]
-                late = [sequence for sequence in answered if sequence.has_late_row]
-                for sequence in final:
+            try:
+                for step, answered in steps:
+                    record = metrics.record(step, answered)
+                    # A finished request may still have a row in flight: its answer comes one step later, when its cost
+                    # is final.
+                    final = [*late, *(sequence for sequence in answered if not sequence.has_late_row)]
+                    late = [sequence for sequence in answered if sequence.has_late_row]
+                    for sequence in final:
+                        yield from complete(sequence, requests)
+                    if on_step is not None:
+                        on_step(record)
+            except Exception:  # of `on_step` or of the next step
+                for sequence in late:
                     yield from complete(sequence, requests)
+                raise
         if scheduler.num_unfinished or late:
             raise BusyError("another call of the engine has begun, which ended this one")
         assert scheduler.pool.num_used == 0, "KV blocks are still held after the last request"

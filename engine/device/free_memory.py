@@ -9,19 +9,22 @@ if TYPE_CHECKING:
 MOST_CPU_KV_BYTES = 4 * 1024**3
 """Most KV memory that "auto" takes on a CPU, whose memory is shared with other programs."""
 
+_CGROUP = Path("/sys/fs/cgroup")
+
 
 def free_memory_bytes(device: "torch.device") -> int:
-    """Free memory of the GPU, or of the host within its cgroup limit."""
+    """Free memory of the GPU, or of the host within the limit of its cgroup (version 2)."""
     if device.type != "cpu":
         import torch
 
         reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # freed, kept by torch
         return int(torch.cuda.mem_get_info(device)[0]) + reusable
     free = _meminfo_available_bytes()
-    group = Path("/sys/fs/cgroup")
     try:
-        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
-    except (OSError, ValueError):
+        limit, used = (_CGROUP / "memory.max").read_text().strip(), int((_CGROUP / "memory.current").read_text())
+        counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        used -= int(counts["inactive_file"])  # cached files, which the system drops first: as Kubernetes counts
+    except (OSError, ValueError, KeyError):
         return free
     return free if limit == "max" else max(0, min(free, int(limit) - used))
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from engine.config import EngineConfig
-from engine.device.placement import dtype_name
 from engine.disaggregation.worker_line import MOST_STEPS_IN_FLIGHT, WorkerLine, start_worker
 from engine.errors import BatchloomError, PrefillWorkerError
 from engine.kv.kv_cache import KVCache, KVShape
@@ -34,12 +33,7 @@ class PrefillClient:
         self._reader = threading.Thread(target=_read_answers, args=(self._line, self._answers), daemon=True)
         self._reader.start()
         self.is_closed = False
-        config = replace(
-            config,
-            disaggregation="none",
-            dtype=dtype_name(shape.dtype),
-            kv_memory_bytes=cache.num_blocks * cache.block_bytes,
-        )
+        config = replace(config, disaggregation="none", kv_memory_bytes=cache.num_blocks * cache.block_bytes)
         self._tell([model, config, str(shape)])
 
     @property

@@ -111,6 +111,7 @@ class EncoderEngine(BatchCalls):
         Args:
             groups: their members say which requests have the same text; a prefix is not shared.
             decode: not used: there is nothing to decode.
+            on_step: see `Engine.run_plan`.
         Raises:
             ModelError: the checkpoint does not answer requests of one of the modes.
             RequestError: a request is not in one group, or its group has another prompt.
@@ -135,6 +136,8 @@ class EncoderEngine(BatchCalls):
             num_tokens = sum(len(text.request.token_ids) for text in step)
             num_finished = sum(len(text.owners) for text in step)
             num_left -= num_finished
+            for text, vector in zip(step, vectors, strict=True):
+                yield from _complete(text, vector, requests, duration_ms * len(text.request.token_ids) / num_tokens)
             if on_step is not None:
                 record = StepRecord(
                     step=number,
@@ -144,8 +147,6 @@ class EncoderEngine(BatchCalls):
                     duration_ms=duration_ms,
                 )
                 on_step(record)
-            for text, vector in zip(step, vectors, strict=True):
-                yield from _complete(text, vector, requests, duration_ms * len(text.request.token_ids) / num_tokens)
 
     def _compute(self, texts: Sequence[_Text]) -> Vector:
         """Pooled vectors ``[n, k]`` of texts of one kind."""

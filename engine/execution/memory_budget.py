@@ -40,7 +40,8 @@ def find_kv_budget(
     device, fraction = model.device, config.memory_fraction
     num_processes = 2 if config.disaggregation == "processes" and resolve_prefill_device(device) == device else 1
     if device.type == "cpu":
-        return min(int(fraction * free_memory_bytes(device)), MOST_CPU_KV_BYTES) // num_processes
+        free_bytes = free_memory_bytes(device) - (num_processes - 1) * model.weight_bytes  # of a worker still to start
+        return min(max(0, int(fraction * free_bytes)), MOST_CPU_KV_BYTES) // num_processes
     buckets = find_buckets(config.step_tokens)
     profile = measure_memory(
         model,

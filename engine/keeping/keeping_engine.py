@@ -1,7 +1,6 @@
 """An engine that reads the KV of prefixes that earlier runs have computed, and keeps the KV of its own prefixes."""
 
 import logging
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.errors import ConfigError
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_keeper import PrefixKeeper
 from engine.keeping.prefix_store import PrefixStore
@@ -22,7 +22,7 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 class KeepingEngine(Engine):
     """As `Engine`, with ``keep_prefixes_bytes`` of KV in the folder ``prefix_folder`` of its configuration. If the
-    folder cannot be used, all prefixes are computed, with a warning in the log."""
+    folder cannot be used, all prefixes are computed, with a warning in the log. No folder raises `ConfigError`."""
 
     def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
         super().__init__(model, config, checkpoint)
@@ -30,12 +30,14 @@ class KeepingEngine(Engine):
         if checkpoint is None:
             LOGGER.warning("no prefixes are kept: a loaded model has no digest")
             return
+        if not config.prefix_folder:
+            raise ConfigError("keep_prefixes_bytes needs a prefix_folder")
         self._digest = checkpoint_digest(resolve_checkpoint(checkpoint))
         try:
             store = PrefixStore(Path(config.prefix_folder), config.keep_prefixes_bytes)
             self._keeper = PrefixKeeper(store, self._cache)
             self._make_node = self._keeper.make_node
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
             LOGGER.warning("no prefixes are kept: %s: %s", config.prefix_folder, error)
 
     def run_plan(
@@ -46,12 +48,16 @@ class KeepingEngine(Engine):
         on_step: Callable[[StepRecord], None] | None = None,
         **how: Any,
     ) -> Iterator[Completion]:
-        """See `Engine.run_plan`. Prefixes are on disk once the iterator is exhausted."""
+        """See `Engine.run_plan`. Prefixes are on disk once the iterator is exhausted; a run that ends early drops those
+        that are not being written yet."""
         if self._keeper is None:
             yield from super().run_plan(requests, groups, on_step=on_step, **how)
             return
         adapter = "" if self.adapter is None else self.adapter.digest
         self._keeper.about = f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}"
-        groups = self._keeper.extend(groups)
-        yield from super().run_plan(requests, groups, on_step=self._keeper.watch(on_step), **how)
-        self._keeper.flush()
+        try:
+            groups = self._keeper.extend(groups)
+            yield from super().run_plan(requests, groups, on_step=self._keeper.watch(on_step), **how)
+            self._keeper.finish_writes()
+        finally:
+            self._keeper.end_run()

@@ -74,7 +74,8 @@ class KeptNode(PrefixNode):
 
 class PrefixKeeper:
     """Loads prefixes from `store` into an engine's KV memory, and saves them from there. `about` identifies the model,
-    see `PrefixStore.name_blocks`; it is set before each run."""
+    see `PrefixStore.name_blocks`; it is set before each run. Once reading or writing the store fails, it is not
+    read or written any more, with a warning in the log."""
 
     def __init__(self, store: PrefixStore, cache: KVCache) -> None:
         self._store = store
@@ -91,7 +92,7 @@ class PrefixKeeper:
         self._reader = ThreadPoolExecutor(1, "kept-prefixes-read")
         self._writer = ThreadPoolExecutor(1, "kept-prefixes-write")
         self._writes: deque[Future[bool]] = deque()
-        self._can_write = True
+        self._failed: set[str] = set()
         self._computed: list[tuple[Sequence[bytes], torch.Tensor]] = []
 
     def extend(self, groups: Sequence[PrefixGroup]) -> list[PrefixGroup]:
@@ -101,7 +102,7 @@ class PrefixKeeper:
     def make_node(self, **place: Any) -> KeptNode:
         """Makes a node with the arguments of `PrefixNode`, and starts to read it where it is on disk."""
         node = KeptNode(self, **place)
-        self._next.extend(dict.fromkeys(name for name, _ in self._store.find(node.keys)))
+        self._next.extend(dict.fromkeys(name for name, _ in self._find(node.keys)))
         self._read_ahead()
         return node
 
@@ -130,9 +131,9 @@ class PrefixKeeper:
         node.num_loaded, first = 0, 0
         if node.block_ids.ndim > 1:  # sliding windows: several block tables, which are not kept
             return
-        for name, places in groupby(self._store.find(node.keys), key=itemgetter(0)):
+        for name, places in groupby(self._find(node.keys), key=itemgetter(0)):
             kept = [place for _, place in places]
-            kv = self._take(name)
+            kv = self._try("read", self._take, name)
             if kv is None:
                 break
             end = first + len(kept)
@@ -146,7 +147,7 @@ class PrefixKeeper:
 
         Nodes of the first step wait in memory for its record, which has the time of computing.
         """
-        first = len(self._store.find(node.keys))
+        first = len(self._find(node.keys))
         is_known = self._num_tokens > 0
         if node.block_ids.ndim > 1 or (is_known and not self._is_worth(len(node.keys) - first)):
             return
@@ -156,18 +157,21 @@ class PrefixKeeper:
         else:
             self._computed.append((node.keys[first:], kv))
 
-    def flush(self) -> None:
-        """Waits for all writes, and adds to the index the seconds that reading has saved in this run."""
+    def finish_writes(self) -> None:
+        """Waits for all writes."""
         while self._writes:
             self._end_write()
+
+    def end_run(self) -> None:
+        """Adds to the index the seconds that reading has saved in this run. Drops what the run has left: files read
+        ahead, and prefixes that are not being written yet."""
         per_token, per_byte = self._seconds_per_token, 1 / self._bytes_per_second
         token_bytes = self._cache.block_bytes / self._cache.block_size
-        self._store.book(
-            {
-                name: max(0.0, num_tokens * (per_token - token_bytes * per_byte))
-                for name, num_tokens in self._num_loaded.items()
-            }
-        )
+        saved_seconds = {
+            name: max(0.0, num_tokens * (per_token - token_bytes * per_byte))
+            for name, num_tokens in self._num_loaded.items()
+        }
+        self._try("kept", self._store.book, saved_seconds)
         if self._num_loaded or self._num_written:
             LOGGER.info(
                 "kept prefixes: %s tokens read from disk, %s files written",
@@ -175,8 +179,11 @@ class PrefixKeeper:
                 f"{self._num_written:,}",
             )
         self._num_loaded, self._num_written = {}, 0
-        self._next.clear()
-        self._mapped.clear()
+        unfinished: list[Future[Any]] = [*self._mapped.values(), *self._writes]
+        for work in unfinished:
+            work.cancel()
+        for left in (self._next, self._mapped, self._writes, self._computed):
+            left.clear()
 
     @property
     def _seconds_per_token(self) -> float:
@@ -185,7 +192,7 @@ class PrefixKeeper:
     def _is_worth(self, num_blocks: int) -> bool:
         read_seconds = num_blocks * self._cache.block_bytes / self._bytes_per_second + SECONDS_PER_FILE
         compute_seconds = num_blocks * self._cache.block_size * self._seconds_per_token
-        return self._can_write and num_blocks > 0 and compute_seconds > read_seconds
+        return "kept" not in self._failed and num_blocks > 0 and compute_seconds > read_seconds
 
     def _write(self, keys: Sequence[bytes], kv: torch.Tensor) -> None:
         if self._is_worth(len(keys)):
@@ -204,9 +211,9 @@ class PrefixKeeper:
         for member in group.members:
             prompt = np.concatenate([group.prefix, member.suffix[:-1]])
             keys = self._name(prompt[: num_planned + block_size])
-            if len(keys) * block_size > num_planned and self._store.find(keys[-1:]):
+            if len(keys) * block_size > num_planned and self._find(keys[-1:]):
                 keys = self._name(prompt)
-                found = len(self._store.find(keys))
+                found = len(self._find(keys))
                 if found * block_size > num_planned:
                     longer.setdefault(keys[found - 1], []).append(member)
                     num_kept[keys[found - 1]] = found * block_size
@@ -246,9 +253,19 @@ class PrefixKeeper:
         return found
 
     def _end_write(self) -> None:
+        self._num_written += bool(self._try("kept", self._writes.popleft().result))
+
+    def _find(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
+        return self._try("read", self._store.find, keys) or []
+
+    def _try(self, what: str, call: Callable[..., Any], *given: Any) -> Any:
+        """The result of a call of the store with which prefixes are "read" or "kept"; None if it fails, or an earlier
+        call for the same purpose has failed."""
+        if what in self._failed:
+            return None
         try:
-            self._num_written += self._writes.popleft().result()
+            return call(*given)
         except OSError as error:
-            if self._can_write:
-                LOGGER.warning("no more prefixes are kept: %s", error)
-            self._can_write = False
+            LOGGER.warning("no more prefixes are %s: %s: %s", what, self._store.folder, error)
+            self._failed.add(what)
+            return None

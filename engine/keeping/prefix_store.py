@@ -1,8 +1,8 @@
 """The KV of prefixes on disk, found by their tokens: one file for each prefix, and an index of blocks in SQLite.
 
 The key of a KV block is a digest of all tokens up to its end, of the model and of its KV layout, with a secret of the
-folder: equal keys mean equal KV, and files of another folder are never used. A file has consecutive blocks, and its
-name is the key of the last one.
+folder: equal keys mean equal KV, and files of another folder are never used. A file has consecutive blocks. Its name is
+the keys of the first and the last one, so a file that another process replaces has the same blocks.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ create index if not exists blocks_of on blocks (name);
 
 class PrefixStore:
     """The folder of kept prefixes, private to its user; made below an existing parent. Threads and processes may share
-    it. `budget_bytes` bounds all files together. Raises `OSError` or `sqlite3.Error` if the folder cannot be used."""
+    it. `budget_bytes` bounds all files together. Every method raises `OSError` if the index cannot be used, and this
+    constructor if the folder cannot."""
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -54,16 +55,18 @@ class PrefixStore:
         self._budget_bytes = budget_bytes
         self._opened_at = time.time()
         self._lock = threading.Lock()
-        index = folder / "index.sqlite"
-        os.close(os.open(index, os.O_CREAT | os.O_RDWR, 0o600))
-        self._index = sqlite3.connect(index, timeout=30.0, check_same_thread=False, isolation_level=None)
+        self._found: set[str] = set()
+        path = folder / "index.sqlite"
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._index = sqlite3.connect(path, timeout=30.0, check_same_thread=False, isolation_level=None)
         weakref.finalize(self, self._index.close)
-        self._index.create_function("decayed", 3, _decay)
-        self._index.executescript(_SCHEMA)
-        self._index.execute(
-            "insert into secrets select ? where not exists (select * from secrets)", [secrets.token_bytes(32)]
-        )
-        self._secret = bytes(self._index.execute("select secret from secrets").fetchone()[0])
+        with self._open_index() as index:
+            index.create_function("decayed", 3, _decay)
+            index.executescript(_SCHEMA)
+            index.execute(
+                "insert into secrets select ? where not exists (select * from secrets)", [secrets.token_bytes(32)]
+            )
+            self._secret = bytes(index.execute("select secret from secrets").fetchone()[0])
         self._identity = hashlib.blake2b(key=self._secret, digest_size=16).hexdigest()
         self._sweep()
         self._make_room(0)
@@ -83,14 +86,16 @@ class PrefixStore:
         return keys
 
     def find(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
-        """Places of the leading blocks, up to the first that is not kept: a file, and the block's index in it."""
+        """Places of the leading blocks, up to the first that is not kept: a file, which this store does not evict from
+        now on, and the block's index in it."""
         found: list[tuple[str, int]] = []
-        with self._lock:
+        with self._open_index() as index:
             for key in keys:
-                row = self._index.execute("select name, place from blocks where key = ?", [key]).fetchone()
+                row = index.execute("select name, place from blocks where key = ?", [key]).fetchone()
                 if row is None:
                     break
                 found.append(row)
+                self._found.add(row[0])
         return found
 
     def read(self, name: str) -> torch.Tensor | None:
@@ -111,7 +116,7 @@ class PrefixStore:
         num_bytes = HEADER_BYTES + len(payload)
         if not self._make_room(num_bytes):
             return False
-        name = keys[-1].hex()
+        name = f"{keys[0].hex()}-{keys[-1].hex()}"
         header = {"format": FORMAT, "store": self._identity, "name": name, "dtype": str(kv.dtype), "shape": [*kv.shape]}
         header["sha256"] = _digest(header, payload)
         temporary = self.folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
@@ -123,18 +128,20 @@ class PrefixStore:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        with self._lock, self._index as index:
+        with self._open_index() as index:
             index.execute("begin immediate")
-            index.execute("delete from blocks where name = ?", [name])
             index.execute("replace into files values (?, ?, 0, ?)", [name, num_bytes, time.time()])
             rows = [(key, name, place) for place, key in enumerate(keys)]
             index.executemany("replace into blocks values (?, ?, ?)", rows)
+            empty = index.execute("select name from files where name not in (select name from blocks)").fetchall()
+        if empty:  # all their blocks are in the new file, too
+            self.forget([name for (name,) in empty])
         return True
 
     def book(self, saved_seconds: Mapping[str, float]) -> None:
         """Adds the seconds that each file has saved by being read now."""
         now = time.time()
-        with self._lock, self._index as index:
+        with self._open_index() as index:
             index.execute("begin immediate")
             index.executemany(
                 "update files set saved_seconds = decayed(saved_seconds, used_at, ?) + ?, used_at = ? where name = ?",
@@ -143,7 +150,7 @@ class PrefixStore:
 
     def forget(self, names: Sequence[str]) -> None:
         """Deletes files and their entries in the index."""
-        with self._lock, self._index as index:
+        with self._open_index() as index:
             index.execute("begin immediate")
             for name in names:
                 index.execute("delete from blocks where name = ?", [name])
@@ -167,11 +174,11 @@ class PrefixStore:
         return kv.view(_DTYPES[header["dtype"]]).view(header["shape"])
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Evicts files with the fewest saved seconds per byte, except those that this run has read or written, and says
-        whether there is room then."""
-        with self._lock:
-            num_kept_bytes = self._index.execute("select coalesce(sum(num_bytes), 0) from files").fetchone()[0]
-            rows = self._index.execute(
+        """Evicts files with the fewest saved seconds per byte, except those that were found, read or written since this
+        store was opened, and says whether there is room then."""
+        with self._open_index() as index:
+            num_kept_bytes = index.execute("select coalesce(sum(num_bytes), 0) from files").fetchone()[0]
+            rows = index.execute(
                 "select name, num_bytes from files where used_at < ? "
                 "order by decayed(saved_seconds, used_at, ?) / num_bytes, used_at, name",
                 [self._opened_at, time.time()],
@@ -179,10 +186,9 @@ class PrefixStore:
         too_many = num_kept_bytes + num_bytes - self._budget_bytes
         evicted = []
         for name, size in rows:
-            if too_many <= 0:
-                break
-            too_many -= size
-            evicted.append(name)
+            if too_many > 0 and name not in self._found:
+                too_many -= size
+                evicted.append(name)
         if too_many > 0:
             return False
         if evicted:
@@ -191,12 +197,21 @@ class PrefixStore:
 
     def _sweep(self) -> None:
         """Deletes files that killed processes have left."""
-        with self._lock:
-            known = {name for (name,) in self._index.execute("select name from files").fetchall()}
+        with self._open_index() as index:
+            known = {name for (name,) in index.execute("select name from files").fetchall()}
         for path in (*self.folder.glob("*.kv"), *self.folder.glob(".*.tmp")):
             with suppress(OSError):
                 if path.stem not in known and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                     path.unlink()
+
+    @contextmanager
+    def _open_index(self) -> Iterator[sqlite3.Connection]:
+        """The index, for this thread alone. A transaction that the block begins is committed at its end."""
+        try:
+            with self._lock, self._index as index:
+                yield index
+        except sqlite3.Error as error:
+            raise OSError(f"its index: {error}") from error
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.kv"

@@ -21,13 +21,12 @@ class PrefixNode:
     Attributes:
         num_computed: tokens whose KV is written; 0 while no blocks are held.
         num_unfinished: child nodes and requests that still need this node, running or not.
-        num_resident: child nodes with blocks and requests with KV; the node is evicted only where there are none.
         is_charged: whether its tokens have been counted as computed for some request.
     """
 
     __slots__ = (
-        *("block_ids", "chain_block_ids", "end", "is_charged", "parent", "start", "token_ids"),
-        *("num_computed", "num_resident", "num_unfinished"),
+        *("block_ids", "chain_block_ids", "end", "is_charged", "num_computed", "num_unfinished", "parent", "start"),
+        "token_ids",
     )
 
     def __init__(self, *, parent: Optional["PrefixNode"], token_ids: npt.NDArray[np.int32], start: int) -> None:
@@ -39,7 +38,6 @@ class PrefixNode:
         self.chain_block_ids = NO_BLOCKS
         self.num_computed = 0
         self.num_unfinished = 0
-        self.num_resident = 0
         self.is_charged = False
         if parent is not None:
             parent.num_unfinished += 1
@@ -97,20 +95,16 @@ class PrefixNode:
                 pool.num_prefix_blocks += node.block_ids.size
                 if node.parent is not None:
                     node.chain_block_ids = np.concatenate([node.parent.chain_block_ids, node.block_ids])
-                    node.parent.num_resident += 1
         return num_tokens
 
     def release(self, pool: BlockPool) -> None:
-        """Frees this node's blocks; they can be acquired and computed again."""
-        assert self.num_resident == 0, "a prefix is freed while a request or a longer prefix runs on it"
+        """Frees this node's blocks, which no request or longer prefix still needs; they can be computed again."""
         if not self.holds_blocks:
             return
         pool.free(self.block_ids)
         pool.num_prefix_blocks -= int(np.count_nonzero(self.block_ids >= 0))
         self.block_ids = self.chain_block_ids = NO_BLOCKS
         self.num_computed = 0
-        if self.parent is not None:
-            self.parent.num_resident -= 1
 
     def finish_user(self, pool: BlockPool) -> None:
         """Counts one user as finished; the last one frees the node, and so on upwards."""

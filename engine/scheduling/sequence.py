@@ -84,10 +84,6 @@ class Sequence:
             self.node.num_unfinished += 1
 
     @property
-    def holds_kv(self) -> bool:
-        return len(self.block_ids) > 0
-
-    @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that were not computed for this sequence."""
         return self.prefix_length - self.num_charged + self.num_reused
@@ -136,14 +132,10 @@ class Sequence:
         """Allocates blocks until they hold `num_tokens` own tokens, known or expected."""
         num_blocks = cdiv(num_tokens, pool.block_size)
         if num_blocks > len(self.block_ids):
-            if not self.holds_kv and self.node is not None:
-                self.node.num_resident += 1
             pool.extend(self, num_blocks)
 
     def free_blocks(self, pool: BlockPool) -> None:
         """Frees the blocks. `num_computed` stays as it is, for a copy of the KV in a `SwapSpace`."""
-        if self.holds_kv and self.node is not None:
-            self.node.num_resident -= 1
         pool.free(self.block_ids)
         self.block_ids = NO_BLOCKS
 

@@ -23,7 +23,7 @@ _GONE = -1
 """Table entry of a block that has left the window and is freed."""
 
 _MOST_FREE_TOKENS = 8
-"""Most tokens of one unconstrained answer in a decode step: one known token, and guesses."""
+"""Most tokens of an answer in a decode step besides forced ones: one known token, and guesses."""
 
 
 class WindowedPool(BlockPool):
@@ -109,7 +109,8 @@ class WindowedPool(BlockPool):
                 known = old_end
             else:
                 first = old_end = first_block(sequence.num_computed, window, self.block_size)
-                known = cdiv(sequence.length, self.block_size)
+                num_guesses = _MOST_FREE_TOKENS if sequence.num_computed >= sequence.num_suffix else 0  # swapped in
+                known = cdiv(sequence.length + num_guesses, self.block_size)
             most = num_blocks if not window else max(known, first + self._num_round(sequence.request, window))
             spans.append((first, old_end, max(old_end, min(num_blocks, most))))
         return spans
@@ -119,10 +120,9 @@ class WindowedPool(BlockPool):
         most = most_extra_tokens(request) + 1
         if request.mode == "generate":
             thinking = request.thinking
-            if request.grammar is not None:
-                most -= 0 if thinking is None else thinking.max_tokens - len(thinking.closing)
-            else:
-                most = min(most, _MOST_FREE_TOKENS if thinking is None else 1 + len(thinking.closing))
+            closing, budget = ((), 0) if thinking is None else (thinking.closing, thinking.max_tokens)
+            num_forced = len(closing) + (0 if request.grammar is None else request.max_new_tokens - budget)
+            most = min(most, _MOST_FREE_TOKENS + num_forced)
         return cdiv(window - 1 + most, self.block_size) + 1
 
 

@@ -96,7 +96,7 @@ def kept_tables(windows: tuple[int, ...], config: EngineConfig) -> tuple[int, ..
     return find_layout(kept_windows(windows, config) or (0,) * len(windows)).windows
 
 
-WINDOWS = st.sampled_from([(0,), (0,), (1,), (3,), (9,), (0, 2), (0, 7), (0, 5, 5), (2, 11)])
+WINDOWS = st.sampled_from([(0,), (0,), (1,), (3,), (5,), (9,), (0, 2), (0, 6), (0, 7), (0, 5, 5), (2, 11)])
 """Windows of the layers of a model, in the order of `find_layout`; shorter and longer than blocks and prompts."""
 
 

@@ -1,6 +1,8 @@
 """The engine's promises to its caller: order, seeds, stops, counts, and refusals before any work."""
 
+import contextlib
 import dataclasses
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from engine import Completion, Engine, EngineConfig, Request, StepRecord, Thinking, plan_prefix_groups
@@ -92,6 +95,48 @@ def test_computed_tokens_are_accounted_to_requests_exactly(engine: Engine) -> No
     assert computed == sum(step.num_prefix_tokens + step.num_suffix_tokens for step in steps)
     assert sum(step.num_finished_requests for step in steps) == len(answers) == 40
     assert [step.step for step in steps] == list(range(len(steps)))
+
+
+@pytest.mark.parametrize("overlaps_steps", [False, True])
+@pytest.mark.parametrize("fails_in", ["on_step", "forward"])
+def test_a_run_that_fails_has_given_all_answers_that_its_steps_finished(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, overlaps_steps: bool, fails_in: str
+) -> None:
+    """Also answers that ended early, whose last row is still in flight where steps overlap."""
+    engine = Engine.load(tiny_llama, dataclasses.replace(SETTINGS, attention="torch", max_num_batched_tokens=50))
+    engine._overlaps_steps = overlaps_steps  # which only a GPU's engine does by itself
+    requests = [
+        Request(request_id=str(i), token_ids=p, max_new_tokens=12, stop=tuple("abcd")) for i, p in enumerate(prompts())
+    ]
+    groups = plan_prefix_groups([request.token_ids for request in requests])
+    forward = engine._runner.forward
+
+    def run(num_steps: int) -> list[Completion]:
+        """The answers of a run whose step after `num_steps` others fails; its records go to `steps`."""
+        answers, num_launched = list[Completion](), itertools.count()
+        steps.clear()
+
+        def note(step: StepRecord) -> None:
+            steps.append(step)
+            if fails_in == "on_step" and len(steps) == num_steps:
+                raise TimeoutError
+
+        def launch(*batch: Any) -> torch.Tensor:
+            if fails_in == "forward" and next(num_launched) == num_steps:
+                raise TimeoutError
+            return forward(*batch)
+
+        monkeypatch.setattr(engine._runner, "forward", launch)
+        with contextlib.suppress(TimeoutError):
+            for answer in engine.run_plan(requests, groups, decode=spell, on_step=note):
+                answers.append(answer)
+        return answers
+
+    steps: list[StepRecord] = []
+    assert len({answer.num_output_tokens for answer in run(-1)}) > 4
+    for num_steps in range(1, len(steps) + 1):
+        answers = run(num_steps)
+        assert len(answers) == sum(step.num_finished_requests for step in steps)
 
 
 def test_an_answer_ends_at_eos_at_a_stop_string_or_at_its_length(engine: Engine) -> None:

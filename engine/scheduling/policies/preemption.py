@@ -45,6 +45,8 @@ def _preempt(scheduler: "Scheduler", sequence: Sequence, step: "Step") -> None:
         scheduler.drop(sequence, "error")
         queues.prefixes = {node: waiting for node, waiting in queues.prefixes.items() if node.holds_blocks}
         return
+    if sequence.label >= 0 and sequence.num_computed > sequence.num_suffix:
+        sequence.start_label(sequence.label)  # later labels need the KV that windows see at the prompt's end, too
     if scheduler.swap is not None and scheduler.swap.save(sequence, scheduler.pool):
         sequence.free_blocks(scheduler.pool)
     else:

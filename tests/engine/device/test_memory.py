@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.device import free_memory
 from engine.device.free_memory import free_memory_bytes
 
 HOLES = """
@@ -49,3 +50,16 @@ def test_what_a_dropped_model_leaves_is_free(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
     assert free_memory_bytes(torch.device("cuda")) == 60
+
+
+def test_files_that_a_container_has_cached_count_as_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else reading a large file would leave hardly any memory for KV."""
+    monkeypatch.setattr(free_memory, "_CGROUP", tmp_path)
+    host = free_memory_bytes(torch.device("cpu"))
+    assert host > 1000
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 200\nfile 700\ninactive_file 600\nactive_file 100\n")
+    assert free_memory_bytes(torch.device("cpu")) == 700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory_bytes(torch.device("cpu")) > 1000

@@ -137,6 +137,19 @@ def test_equal_texts_are_computed_once_and_steps_are_full(tmp_path: Path) -> Non
     assert sum(answer.compute_ms for answer in answers.values()) == pytest.approx(sum(s.duration_ms for s in steps))
 
 
+def test_a_run_that_its_callback_ends_has_given_the_texts_of_its_steps(tmp_path: Path) -> None:
+    prompts = [[10] * 60, [11] * 30, [12] * 30]
+    requests = [Request(request_id=str(i), token_ids=p, mode="embed") for i, p in enumerate(prompts)]
+    engine, found = load(save_encoder("bert", tmp_path / "m"), max_num_batched_tokens=64), []
+
+    def end(step: StepRecord) -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        found += engine.run_plan(requests, plan_prefix_groups(prompts), on_step=end)
+    assert [answer.request_id for answer in found] == ["0"]
+
+
 def test_products_are_packed_and_an_exact_gelu_is_part_of_them(tmp_path: Path) -> None:
     for activation, has_gelu in (("gelu", True), ("gelu_new", False), ("relu", False)):
         folder = save_encoder("bert", tmp_path / activation, hidden_act=activation)

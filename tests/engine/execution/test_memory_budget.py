@@ -134,8 +134,9 @@ class Placed:
 
     kv_shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=8, dtype=torch.bfloat16)
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, weight_bytes: int = 0) -> None:
         self.device = torch.device(device)
+        self.weight_bytes = weight_bytes
 
 
 def test_only_a_budget_of_auto_on_a_gpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +152,21 @@ def test_only_a_budget_of_auto_on_a_gpu_is_measured(monkeypatch: pytest.MonkeyPa
     assert find_kv_budget(EngineConfig(memory_fraction=0.5), gpu, None, None) == 200  # type: ignore[arg-type]
     assert find_kv_budget(EngineConfig(), cpu, None, None) > 0  # type: ignore[arg-type]
     assert measured == [gpu]
+
+
+@pytest.mark.parametrize(("free", "weights", "budget"), [(2000, 400, 800), (2000, 3000, 0), (10**11, 400, 2 * 1024**3)])
+def test_the_weights_of_a_worker_that_will_start_are_left_out(
+    free: int, weights: int, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, where the weights of this process are in memory already."""
+    monkeypatch.setattr(memory_budget, "free_memory_bytes", lambda device: free)
+    alone, both = (
+        EngineConfig(memory_fraction=1.0, disaggregation="none"),
+        EngineConfig(memory_fraction=1.0, disaggregation="processes"),
+    )
+    model: Any = Placed("cpu", weights)
+    assert find_kv_budget(alone, model, None, None) == min(free, 4 * 1024**3)  # type: ignore[arg-type]
+    assert find_kv_budget(both, model, None, None) == budget  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("windows", [(), (8, 0, 8, 8)])

@@ -35,6 +35,8 @@ from tests.engine.hash_model import (
 
 VOCAB_SIZE = 50
 EOS = 2
+LONG_LABELS = ((6, 8, 9, 10, 11, 12, 13, 14), (5, 6, 3), (7, 4))
+LABEL_SETS = [((5,), (6, 7), (6, 8, 9, 10)), ((4,), (5,)), LONG_LABELS]
 
 
 class HashModel(HashMemory):
@@ -116,7 +118,7 @@ def workloads(draw: st.DrawFn) -> list[Request]:
         elif kind == 2:
             settings |= {"stop": (rng.choice("abcdefgh"), "xyz")}
         elif kind == 3:
-            settings = {"mode": "score", "labels": rng.choice([((5,), (6, 7), (6, 8, 9, 10)), ((4,), (5,))])}
+            settings = {"mode": "score", "labels": rng.choice(LABEL_SETS)}
         requests.append(Request(request_id=str(index), token_ids=prompt, **settings))
     return requests
 
@@ -194,7 +196,7 @@ def test_answers_do_not_depend_on_when_steps_are_booked(
     num_swap_blocks: int,
     windows: tuple[int, ...],
 ) -> None:
-    alone = [len(r.token_ids) + (r.max_new_tokens if r.mode == "generate" else 4) for r in requests]
+    alone = [len(r.token_ids) + (r.max_new_tokens if r.mode == "generate" else 8) for r in requests]
     num_blocks = max(-(-num_tokens // BLOCK_SIZE) + 1 for num_tokens in alone) + num_spare_blocks
     in_turn = run(requests, config, num_blocks, num_swap_blocks, overlaps=False, windows=windows)
     overlapped = run(requests, config, num_blocks, num_swap_blocks, overlaps=True, windows=windows)
@@ -217,7 +219,7 @@ def test_guesses_change_no_answer(
     windows: tuple[int, ...],
 ) -> None:
     """Greedy or drawn, ended by a stop string, preempted or cut into chunks, booked late or not."""
-    alone = [len(r.token_ids) + (r.max_new_tokens if r.mode == "generate" else 4) for r in requests]
+    alone = [len(r.token_ids) + (r.max_new_tokens if r.mode == "generate" else 8) for r in requests]
     num_blocks = max(-(-num_tokens // BLOCK_SIZE) + 1 for num_tokens in alone) + num_spare_blocks
     runs = [run(requests, config, num_blocks, num_swap_blocks, False, num_words, windows=windows)]
     for overlaps in (False, True) if config.sharing != "lru" else (False,):
@@ -227,6 +229,19 @@ def test_guesses_change_no_answer(
         assert all(answered == said[0] for answered in said)
         if request.mode == "generate" and request.temperature == 0:
             assert all(tokens == answer(request, num_words, windows) for _, tokens in said)
+
+
+def test_labels_are_scored_right_after_one_that_was_swapped_out_before_its_end() -> None:
+    """They begin at the prompt's end again, where a window sees blocks that the end of the label does not."""
+    prompts = [[5, 3, 8], [3, 7, 4, 6]]
+    requests = [
+        Request(request_id=str(i), token_ids=prompt, mode="score", labels=LONG_LABELS)
+        for i, prompt in enumerate(prompts)
+    ]
+    config = EngineConfig(block_size=BLOCK_SIZE, max_num_batched_tokens=6, output_reserve=0.0, preemption="swap")
+    ample, tight = (run(requests, config, num_blocks, 8, overlaps=False, windows=(5,)) for num_blocks in (100, 5))
+    assert tight.answers == ample.answers
+    assert tight.num_steps > ample.num_steps
 
 
 def test_guesses_save_steps_where_answers_repeat_themselves() -> None:

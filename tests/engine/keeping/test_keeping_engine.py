@@ -2,7 +2,9 @@
 
 import logging
 import random
+from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,6 +141,24 @@ def test_prefixes_of_another_adapter_are_not_found(tiny_llama: Path, tmp_path: P
     assert num_computed < num_first / 2
 
 
+def test_a_run_that_ends_early_books_what_it_has_read_and_leaves_nothing(tiny_llama: Path, tmp_path: Path) -> None:
+    first, second = ask(range(5), [1, 2]), ask(range(5), [3, 4])
+    run(keeping(tiny_llama, tmp_path / "kept"), first)
+    engine = keeping(tiny_llama, tmp_path / "kept")
+    keeper = engine._keeper
+    assert keeper is not None
+    left = {name: copy(value) for name, value in vars(keeper).items() if isinstance(value, (dict, deque, list))}
+    last_use = "select max(used_at) from files"
+    (written_at,) = keeper._store._index.execute(last_use).fetchone()
+    answers = engine.run_plan(second, plan_prefix_groups([request.token_ids for request in second]))
+    next(answers)
+    answers.close()  # type: ignore[attr-defined]
+    (read_at,) = keeper._store._index.execute(last_use).fetchone()
+    assert read_at > written_at
+    assert {name: getattr(keeper, name) for name in left} == left
+    assert_alike(run(engine, second)[0], run(keeping(tiny_llama, tmp_path / "other"), second)[0])
+
+
 def test_what_costs_more_to_read_is_not_kept(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,6 +170,32 @@ def test_what_costs_more_to_read_is_not_kept(
     assert "no prefixes are kept" in caplog.text
     answers, _ = run(engine, ask([1], [1]))
     assert answers["1-1"].finish_reason != "error"
+
+
+def test_all_is_computed_once_the_index_is_damaged(
+    plain: Engine, tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in later runs of the engine; a line says so of reading and of writing."""
+    engine = keeping(tiny_llama, tmp_path / "kept")
+    run(engine, ask(range(3), [1, 2]))
+    (tmp_path / "kept" / "index.sqlite").write_bytes(b"damaged" * 1000)
+    for questions in ([3, 4], [5, 6]):
+        requests = ask(range(5), questions)
+        with caplog.at_level(logging.WARNING):
+            answers, num_computed = run(engine, requests)
+        expected, num_plain = run(plain, requests)
+        assert_alike(answers, expected)
+        assert num_computed == num_plain
+    lines = [record.getMessage().partition(": ")[0] for record in caplog.records if record.levelno == logging.WARNING]
+    assert sorted(lines) == ["no more prefixes are kept", "no more prefixes are read"]
+
+
+def test_keeping_needs_a_folder(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder is not taken for one: its access would be changed, and some of its files deleted."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="keep_prefixes_bytes needs a prefix_folder"):
+        KeepingEngine.load(tiny_llama, replace(CONFIG, keep_prefixes_bytes=1 << 30))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("changes", [{"sharing": "lru"}, {"sharing": "none"}, {"disaggregation": "processes"}])

@@ -3,7 +3,10 @@
 import json
 import logging
 import shutil
+import sqlite3
 import stat
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,10 @@ from engine.keeping.read_rate import measure_read_rate
 
 BLOCK_SIZE = 4
 TOKENS = np.arange(20, dtype=np.int32)
+
+
+def name_of(keys: Sequence[bytes]) -> str:
+    return f"{keys[0].hex()}-{keys[-1].hex()}"
 
 
 def make_kv(num_blocks: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -35,11 +42,11 @@ def test_what_was_written_is_found_by_its_tokens(tmp_path: Path, dtype: torch.dt
     longer = np.concatenate([TOKENS[:14], np.full(10, 99, np.int32)])
     found = later.find(later.name_blocks(longer, BLOCK_SIZE, "model"))
     assert found == [
-        (keys[1].hex(), 0),
-        (keys[1].hex(), 1),
-        (keys[4].hex(), 0),
+        (name_of(keys[:2]), 0),
+        (name_of(keys[:2]), 1),
+        (name_of(keys[2:]), 0),
     ]
-    first, second = later.read(keys[1].hex()), later.read(keys[4].hex())
+    first, second = later.read(name_of(keys[:2])), later.read(name_of(keys[2:]))
     assert first is not None
     assert second is not None
     assert torch.equal(torch.cat([first, second], dim=1), kv)
@@ -67,7 +74,7 @@ def test_a_file_that_is_not_right_is_ignored_with_a_line(
     store = PrefixStore(tmp_path / "kept", 1 << 30)
     keys = store.name_blocks(TOKENS, BLOCK_SIZE, "model")
     store.write(keys, make_kv(5))
-    name = keys[-1].hex()
+    name = name_of(keys)
     path = store.folder / f"{name}.kv"
     content = bytearray(path.read_bytes())
     match damage:
@@ -85,7 +92,7 @@ def test_a_file_that_is_not_right_is_ignored_with_a_line(
             others = other.name_blocks(TOKENS if damage == "foreign" else TOKENS + 1, BLOCK_SIZE, "model")
             assert others != keys, "keys are keyed by the folder's secret"
             other.write(others, make_kv(5, seed=1))
-            content = bytearray((other.folder / f"{others[-1].hex()}.kv").read_bytes())
+            content = bytearray((other.folder / f"{name_of(others)}.kv").read_bytes())
     path.write_bytes(content)
     if damage == "gone":
         path.unlink()
@@ -102,9 +109,22 @@ def test_a_copied_folder_of_another_database_is_not_found(tmp_path: Path) -> Non
     one, two = PrefixStore(tmp_path / "one", 1 << 30), PrefixStore(tmp_path / "two", 1 << 30)
     keys = one.name_blocks(TOKENS, BLOCK_SIZE, "model")
     one.write(keys, make_kv(5))
-    shutil.copy(one.folder / f"{keys[-1].hex()}.kv", two.folder)
+    shutil.copy(one.folder / f"{name_of(keys)}.kv", two.folder)
     assert two.find(two.name_blocks(TOKENS, BLOCK_SIZE, "model")) == []
     assert two.find(keys) == []
+
+
+def test_a_name_that_was_found_has_the_same_blocks_when_it_is_read(tmp_path: Path) -> None:
+    """Another process may replace the file in between. A file whose blocks are all in a longer one is deleted."""
+    one, other, kv = PrefixStore(tmp_path / "kept", 1 << 30), PrefixStore(tmp_path / "kept", 1 << 30), make_kv(5)
+    keys = one.name_blocks(TOKENS, BLOCK_SIZE, "model")
+    one.write(keys[2:], kv[:, 2:])
+    ((name, _), *_) = one.find(keys[2:])
+    other.write(keys[1:], kv[:, 1:])
+    read = one.read(name)
+    assert read is None or torch.equal(read, kv[:, 2:])
+    assert {name for name, _ in one.find(keys[1:])} == {path.stem for path in one.folder.glob("*.kv")}
+    assert torch.equal(torch.as_tensor(one.read(one.find(keys[1:])[0][0])), kv[:, 1:])
 
 
 @given(
@@ -124,9 +144,9 @@ def test_what_saves_least_a_byte_makes_room(
         keys = store.name_blocks(TOKENS[: num_blocks * BLOCK_SIZE] + 100 * number, BLOCK_SIZE, "model")
         store.write(keys, make_kv(num_blocks))
         store._index.execute(
-            "update files set saved_seconds = ?, used_at = used_at - ? where name = ?", [saved, age + 1, keys[-1].hex()]
+            "update files set saved_seconds = ?, used_at = used_at - ? where name = ?", [saved, age + 1, name_of(keys)]
         )
-        values[keys[-1].hex()] = (
+        values[name_of(keys)] = (
             saved * 0.5 ** ((age + 1) / HALF_LIFE_SECONDS) / (HEADER_BYTES + num_blocks * block_bytes)
         )
     later = PrefixStore(folder, budget)
@@ -134,9 +154,38 @@ def test_what_saves_least_a_byte_makes_room(
     is_written = later.write(keys, make_kv(num_new))
     left = {path.stem for path in folder.glob("*.kv")}
     assert sum(path.stat().st_size for path in folder.glob("*.kv")) <= budget
-    assert is_written == (HEADER_BYTES + num_new * block_bytes <= budget) == (keys[-1].hex() in left)
+    assert is_written == (HEADER_BYTES + num_new * block_bytes <= budget) == (name_of(keys) in left)
     evicted = values.keys() - left
     assert all(values[one] <= values[other] + 1e-9 for one in evicted for other in left & values.keys())
     assert not later.write(later.name_blocks(TOKENS + 7, BLOCK_SIZE, "model"), torch.zeros(budget)), (
         "what this run has written is not evicted by it"
     )
+
+
+def test_what_was_found_is_not_evicted(tmp_path: Path) -> None:
+    """It is going to be read, which is booked only when the run has ended."""
+    first, num_file_bytes = PrefixStore(tmp_path / "kept", 1 << 30), HEADER_BYTES + make_kv(2).nbytes
+    one, two, three, four = (first.name_blocks(TOKENS[:8] + i, BLOCK_SIZE, "model") for i in range(4))
+    for keys in (one, two):
+        first.write(keys, make_kv(2))
+    later = PrefixStore(tmp_path / "kept", 2 * num_file_bytes)
+    assert later.find(one)
+    assert later.write(three, make_kv(2))
+    assert not later.write(four, make_kv(2))
+    assert [bool(later.find(keys)) for keys in (one, two, three, four)] == [True, False, True, False]
+
+
+def test_an_index_that_cannot_be_used_is_an_os_error(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path / "kept", 1 << 30)
+    keys = store.name_blocks(TOKENS, BLOCK_SIZE, "model")
+    store._index.execute("pragma busy_timeout = 0")
+    with closing(sqlite3.connect(store.folder / "index.sqlite", isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        with pytest.raises(OSError, match="its index: database is locked"):
+            store.find(keys)
+        with pytest.raises(OSError, match="its index: database is locked"):
+            store.book({name_of(keys): 1.0})
+    assert store.find(keys) == []
+    (store.folder / "index.sqlite").write_bytes(b"damaged" * 1000)
+    with pytest.raises(OSError, match="its index: file is not a database"):
+        PrefixStore(tmp_path / "kept", 1 << 30)

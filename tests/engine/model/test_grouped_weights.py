@@ -144,6 +144,13 @@ def test_answers_are_those_of_what_the_codes_stand_for(
     assert engine._model.weight_bytes < most_bytes * (found / "model.safetensors").stat().st_size
 
 
+def test_a_worker_keeps_weights_quantized_as_its_parent_does(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "shaped").mkdir()
+    found, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "awq")
+    expected = answers_of(load(found, deterministic=True))
+    assert answers_of(load(found, deterministic=True, disaggregation="processes")) == expected
+
+
 @pytest.mark.parametrize(
     ("method", "family"),
     [

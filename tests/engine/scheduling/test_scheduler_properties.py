@@ -125,7 +125,7 @@ class BatchWatch:
     def check(self, step: Step) -> None:
         """The cap is respected, and nobody joins a batch that has begun to decode."""
         work = {sequence for sequence, _ in (*step.decodes, *step.suffixes)}
-        self._running = {sequence for sequence in self._running if sequence.holds_kv}  # else preempted
+        self._running = {sequence for sequence in self._running if len(sequence.block_ids)}  # else preempted
         self._may_join |= not self._running
         joined = work - self._running
         self._running |= work

@@ -2,6 +2,7 @@
 
 import random
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from engine.model.model import Model
 from engine.model.proof.tiny_model import make_tiny_model, shrink
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.sharing import schedule_groups
+from engine.scheduling.prompt_lookup import MOST_GUESSES
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step, StepTokens
 from engine.scheduling.windowed_pool import WindowedPool
 from engine.thinking import Thinking
-from tests.engine.hash_model import kept_tables
+from tests.engine.hash_model import first_seen, kept_tables
 from tests.engine.model.families import make_config
 
 BLOCK_SIZE = 4
@@ -32,11 +34,14 @@ def make_sequence(rng: random.Random, kind: str) -> tuple[Sequence, int]:
     """A sequence, and most tokens that a step computes for its answer."""
     prompt, most = list(range(1, rng.randrange(2, 60))), rng.randrange(1, 60)
     settings: dict[str, Any] = {"max_new_tokens": most}
-    chunk = 5
-    if kind == "thinking":
+    chunk = 1 + MOST_GUESSES
+    if kind.startswith("thinking"):
         thoughts = Thinking(end_token_id=7, closing=(6, 7, *range(8, 8 + rng.randrange(20))), max_tokens=30)
         settings = {"max_new_tokens": 30 + most, "thinking": thoughts}
-        chunk = 1 + len(thoughts.closing)
+        chunk += len(thoughts.closing)
+        if kind == "thinking, grammar":
+            settings["grammar"] = SimpleNamespace(opening=())
+            chunk += most - 1
     elif kind == "score":
         settings, chunk = {"mode": "score", "labels": ((1,) * most, (2,))}, most
     return Sequence(request=Request(request_id="a", token_ids=prompt, **settings), owners=(0,), node=None), chunk
@@ -44,11 +49,12 @@ def make_sequence(rng: random.Random, kind: str) -> tuple[Sequence, int]:
 
 @given(
     st.randoms(use_true_random=False),
-    st.sampled_from(["free", "thinking", "score"]),
+    st.sampled_from(["free", "thinking", "thinking, grammar", "score"]),
     st.lists(st.sampled_from([0, 1, 3, 8, 17, 30]), min_size=1, max_size=3),
 )
 def test_what_a_row_sees_is_not_overwritten(rng: random.Random, kind: str, windows: list[int]) -> None:
-    """A prompt in chunks of any size, then an answer in chunks as long as they may be, in tables that grow late."""
+    """A prompt in chunks of any size, then an answer in chunks as long as they may be, in tables that grow late.
+    Meanwhile its KV may be swapped out and in, with tokens that are known and were not computed."""
     pool = WindowedPool(400, BLOCK_SIZE, tuple(windows))
     sequence, most_chunk = make_sequence(rng, kind)
     most = len(sequence.own_token_ids) - 1
@@ -57,8 +63,21 @@ def test_what_a_row_sees_is_not_overwritten(rng: random.Random, kind: str, windo
     start = 0
     while start < most:
         is_prompt = start < sequence.num_suffix
-        last = sequence.num_suffix if is_prompt else most
-        end = start + rng.randint(1, min(last - start, 30 if is_prompt else most_chunk))
+        if not is_prompt and kind != "score" and rng.random() < 0.2:
+            sequence.free_blocks(pool)
+            held[:] = -1
+            sequence.length = rng.randint(start + 1, most)
+            sequence.reserve(pool, rng.randint(sequence.length, most))
+            for column, window in enumerate(windows):
+                kept = np.arange(first_seen(start, window), start)
+                held[sequence.block_ids[kept // BLOCK_SIZE, column], kept % BLOCK_SIZE] = kept * len(windows) + column
+        last, most_tokens = most, most_chunk
+        if is_prompt:
+            last, most_tokens = sequence.num_suffix, 30
+        elif sequence.length - start > most_chunk:  # all known tokens, and guesses as far as the table reaches
+            most_tokens = sequence.length - start + MOST_GUESSES
+            last = min(most, max(sequence.length, len(sequence.block_ids) * BLOCK_SIZE))
+        end = start + rng.randint(1, min(last - start, most_tokens))
         missing = pool.num_missing(sequence, end)
         num_free = pool.num_free
         sequence.reserve(pool, end)
@@ -69,7 +88,7 @@ def test_what_a_row_sees_is_not_overwritten(rng: random.Random, kind: str, windo
             written = places[start:]
             assert (table[written // BLOCK_SIZE] >= 0).all()
             held[table[written // BLOCK_SIZE], written % BLOCK_SIZE] = written * len(windows) + column
-            seen = places[max(0, start - window + 1) if window else 0 :]
+            seen = places[first_seen(start, window) :]
             assert (held[table[seen // BLOCK_SIZE], seen % BLOCK_SIZE] == seen * len(windows) + column).all(), (
                 "a row sees what another token has left"
             )
