@@ -59,7 +59,7 @@ def decode_step_ms(tuned: TunedAttention, *, num_rows: int = 512, num_steps: int
         times.append(time.perf_counter())
         tokens = sampler.sample(torch.empty(step.num_output_rows, 1), step).wait()
         times.append(time.perf_counter())
-        answered = scheduler.commit(step, tokens)
+        answered = scheduler.commit(step, tokens, sampler.follow)
         times.append(time.perf_counter())
         metrics.record(step, answered)
         times.append(time.perf_counter())

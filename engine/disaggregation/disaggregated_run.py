@@ -86,7 +86,7 @@ def run_disaggregated(
             sampler.prepare(decodes)
             hidden = forward(decodes.build_batch())
             tokens = sampler.sample(hidden, decodes).wait()
-            yield decodes, scheduler.commit(decodes, tokens)
+            yield decodes, scheduler.commit(decodes, tokens, sampler.follow)
         elif not in_flight:
             evict_idle_prefixes(scheduler)
             send_prompts(decodes)
@@ -95,5 +95,5 @@ def run_disaggregated(
         while in_flight and (prefilled := worker.take(cache, waits=waits)) is not None:
             step = in_flight.popleft()
             tokens = sampler.sample(prefilled.to(cache.keys[0].device), step).wait()
-            yield step, scheduler.commit(step, tokens)
+            yield step, scheduler.commit(step, tokens, sampler.follow)
             waits = False

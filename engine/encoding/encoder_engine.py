@@ -1,8 +1,8 @@
 """The engine for encoders: distinct texts are packed into steps up to a token budget, longest first."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Sequences
 from pathlib import Path
 
 import numpy as np
@@ -16,27 +16,15 @@ from engine.encoding.encoder import Encoder
 from engine.encoding.families import find_longest_text
 from engine.errors import ConfigError, ModelError
 from engine.execution.batch_calls import BatchCalls
+from engine.execution.output import complete
 from engine.execution.step_record import StepRecord
 from engine.model.adapters.adapter import Adapter
 from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.planning.group import PrefixGroup
-from engine.pooling.pooler import Vector, pooled_answer, why_too_many
+from engine.pooling.pooler import Vector, why_too_many
 from engine.request import POOLED_MODES, Mode, Request
 from engine.scheduling.policies.sharing import check_groups, owners_by_answer
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A distinct text: the request that is computed, and the indices of all requests that get its answer."""
-
-    request: Request
-    owners: tuple[int, ...]
-
-    @property
-    def kind(self) -> tuple[Mode, int]:
-        """Texts of one kind may be computed together."""
-        separator = self.request.pair_separator
-        return self.request.mode, -1 if separator is None else separator
+from engine.scheduling.sequence import Sequence
 
 
 class EncoderEngine(BatchCalls):
@@ -98,8 +86,8 @@ class EncoderEngine(BatchCalls):
 
     def run_plan(
         self,
-        requests: Sequence[Request],
-        groups: Sequence[PrefixGroup],
+        requests: Sequences[Request],
+        groups: Sequences[PrefixGroup],
         *,
         decode: object = None,
         on_step: Callable[[StepRecord], None] | None = None,
@@ -123,21 +111,28 @@ class EncoderEngine(BatchCalls):
             self._encoder.find_pooler(mode)
         check_groups(requests, groups)
         reasons = [self.why_impossible(request) for request in requests]
-        for request, reason in zip(requests, reasons, strict=True):
-            if reason is not None:
-                yield Completion.refuse(request.request_id, len(request.token_ids), reason)
-        texts = [text for text in _distinct_texts(requests, groups) if reasons[text.owners[0]] is None]
-        texts.sort(key=lambda text: (text.kind, len(text.request.token_ids)), reverse=True)
+        impossible = {index: reason for index, reason in enumerate(reasons) if reason is not None}
+        for index, reason in impossible.items():
+            yield Completion.refuse(requests[index].request_id, len(requests[index].token_ids), reason)
+        texts = [
+            Sequence(request=requests[owners[0]], owners=owners, node=None)
+            for group in groups
+            for member in group.members
+            for owners in owners_by_answer(requests, member.request_indices, impossible)
+        ]
+        texts.sort(key=lambda text: (_kind(text), text.num_suffix), reverse=True)
         num_left = sum(len(text.owners) for text in texts)
         for number, step in enumerate(_pack(texts, self.config.step_tokens)):
             started = time.perf_counter()
             vectors = self._compute(step)
             duration_ms = (time.perf_counter() - started) * 1e3
-            num_tokens = sum(len(text.request.token_ids) for text in step)
+            num_tokens = sum(text.num_suffix for text in step)
             num_finished = sum(len(text.owners) for text in step)
             num_left -= num_finished
             for text, vector in zip(step, vectors, strict=True):
-                yield from _complete(text, vector, requests, duration_ms * len(text.request.token_ids) / num_tokens)
+                text.vector, text.num_reused, text.finish_reason = vector, 0, "scored"
+                text.compute_ms = duration_ms * text.num_suffix / num_tokens
+                yield from complete(text, requests)
             if on_step is not None:
                 record = StepRecord(
                     step=number,
@@ -148,7 +143,7 @@ class EncoderEngine(BatchCalls):
                 )
                 on_step(record)
 
-    def _compute(self, texts: Sequence[_Text]) -> Vector:
+    def _compute(self, texts: Sequences[Sequence]) -> Vector:
         """Pooled vectors ``[n, k]`` of texts of one kind."""
         request, token_ids = texts[0].request, [text.request.token_ids for text in texts]
         hidden = self._encoder.forward(token_ids, request.pair_separator)
@@ -165,40 +160,22 @@ class EncoderEngine(BatchCalls):
         return None if request.dimensions is None else why_too_many(request, self._encoder.find_pooler("embed"))
 
 
-def _distinct_texts(requests: Sequence[Request], groups: Sequence[PrefixGroup]) -> list[_Text]:
-    """Each distinct text once for each way of answering it."""
-    return [
-        _Text(requests[owners[0]], owners)
-        for group in groups
-        for member in group.members
-        for owners in owners_by_answer(requests, member.request_indices)
-    ]
+def _kind(text: Sequence) -> tuple[Mode, int]:
+    """Texts of one kind may be computed together."""
+    separator = text.request.pair_separator
+    return text.request.mode, -1 if separator is None else separator
 
 
-def _pack(texts: Sequence[_Text], max_tokens: int) -> Iterator[list[_Text]]:
+def _pack(texts: Sequences[Sequence], max_tokens: int) -> Iterator[list[Sequence]]:
     """Steps of neighbours of one kind with at most max_tokens together; a longer text is a step of its own."""
-    step: list[_Text] = []
+    step: list[Sequence] = []
     num_tokens = 0
     for text in texts:
-        num_more = len(text.request.token_ids)
-        if step and (num_tokens + num_more > max_tokens or text.kind != step[0].kind):
+        num_more = text.num_suffix
+        if step and (num_tokens + num_more > max_tokens or _kind(text) != _kind(step[0])):
             yield step
             step, num_tokens = [], 0
         step.append(text)
         num_tokens += num_more
     if step:
         yield step
-
-
-def _complete(text: _Text, vector: Vector, requests: Sequence[Request], compute_ms: float) -> Iterator[Completion]:
-    """The completions of a text's owners; the first one has its computed tokens and its time."""
-    answer, num_tokens = pooled_answer(text.request, vector), len(text.request.token_ids)
-    for place, owner in enumerate(text.owners):
-        yield Completion(
-            request_id=requests[owner].request_id,
-            finish_reason="embedded" if text.request.mode == "embed" else "scored",
-            num_prompt_tokens=num_tokens,
-            num_cached_tokens=num_tokens if place else 0,
-            compute_ms=0.0 if place else compute_ms,
-            **answer,
-        )

@@ -115,8 +115,8 @@ class ConstrainedSampler(TokenSampler):
                 masks[row] = _ALL
         return masks
 
-    def follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
-        """Accepts a token of thoughts or of an answer, and the tokens that it forces. See `TokenSampler.follow`."""
+    def _follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
+        """Accepts a token of thoughts or of an answer, and the tokens that it forces."""
         request = sequence.request
         start, most, closing = sequence.num_suffix, request.max_new_tokens, list[int]()
         if request.thinking is not None:

@@ -18,7 +18,7 @@ from engine.model.model import Model
 from engine.pooling.pooler import Pooler, pooled_answer
 from engine.request import Mode, Request
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Step, StepTokens
+from engine.scheduling.step import Step
 
 Decoder = Callable[[Sequences[int]], str]
 """The caller's detokenizer: token ids to text."""
@@ -32,27 +32,20 @@ class PendingTokens:
         token_ids: int64 ``[n]`` on the device, one token for each row of `Step.sampled`.
         copies: token_ids and the results of `score_rows`, being copied to the host.
         books: of these results.
-        sampler: knows which tokens are forced after a token, and which tokens end an answer.
     """
 
     step: Step
     token_ids: torch.Tensor
     copies: HostCopies
     books: Sequences[Book]
-    sampler: "TokenSampler"
 
-    def wait(self) -> StepTokens:
-        """Waits for the device, and adds scores and vectors to their sequences. To be called in the order of launches,
-        and at the latest before the next but one step is launched."""
+    def wait(self) -> list[int]:
+        """Waits for the device, adds scores and vectors to their sequences, and returns the tokens. To be called in the
+        order of launches, and at the latest before the next but one step is launched."""
         copied, *results = self.copies.wait()
         for book, result in zip(self.books, results, strict=True):
             book(result)
-        token_ids, sampled = copied.tolist(), self.step.sampled
-        return StepTokens(
-            token_ids=token_ids,
-            watched_rows=self.sampler.find_watched(sampled, token_ids),
-            follow=lambda row: self.sampler.follow(*sampled[row], token_ids[row]),
-        )
+        return copied.tolist()
 
 
 class TokenSampler:
@@ -79,16 +72,7 @@ class TokenSampler:
         else:
             token_ids = self._model.most_likely(sampled, masks)
         copies = HostCopies([token_ids, *(result for result, _ in results)])
-        return PendingTokens(step, token_ids, copies, [book for _, book in results], self)
-
-    def find_watched(self, sampled: Sequences[tuple[Sequence, int]], token_ids: Sequences[int]) -> set[int]:
-        """Rows of `Step.sampled` whose token may end an answer, or force the tokens that follow."""
-        eos_token_ids = self._model.eos_token_ids
-        return {
-            row
-            for row, ((sequence, _), token) in enumerate(zip(sampled, token_ids, strict=True))
-            if token in eos_token_ids or sequence.is_watched
-        }
+        return PendingTokens(step, token_ids, copies, [book for _, book in results])
 
     def prepare(self, step: Step) -> None:
         """Starts host work for `sample`; called before the step's launch where the tokens before it are known."""
@@ -106,7 +90,13 @@ class TokenSampler:
         return None
 
     def follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
-        """The forced tokens after own token `place`, and why the answer ends with them, if so. See `StepTokens`."""
+        """See `engine.scheduling.scheduler.Follow`."""
+        if sequence.is_watched or token in self._model.eos_token_ids:
+            return self._follow(sequence, place, token)
+        return (), None
+
+    def _follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
+        """As `follow`, for a token that may end its answer or force others."""
         return (), self._find_end(sequence, place, token, sequence.num_suffix)
 
     def _find_end(self, sequence: Sequence, place: int, token: int, start: int) -> FinishReason | None:

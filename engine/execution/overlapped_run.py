@@ -25,13 +25,13 @@ def run_overlapped(scheduler: Scheduler, forward: Forward, sampler: TokenSampler
             if previous is not None and sampler.needs_tokens(step):
                 scheduler.mark_computed(step)
                 tokens = previous.wait()
-                yield previous.step, scheduler.commit(previous.step, tokens)
+                yield previous.step, scheduler.commit(previous.step, tokens, sampler.follow)
                 previous = None
             launched = sampler.sample(hidden, step)
             scheduler.advance(step)
         if previous is not None:
             tokens = previous.wait()
-            yield previous.step, scheduler.commit(previous.step, tokens)
+            yield previous.step, scheduler.commit(previous.step, tokens, sampler.follow)
 
 
 def can_overlap(config: EngineConfig) -> bool:

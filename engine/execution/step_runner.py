@@ -90,4 +90,4 @@ def run_steps(scheduler: Scheduler, forward: Forward, sampler: TokenSampler) -> 
         sampler.prepare(step)
         hidden = forward(step.build_batch())
         tokens = sampler.sample(hidden, step).wait()
-        yield step, scheduler.commit(step, tokens)
+        yield step, scheduler.commit(step, tokens, sampler.follow)

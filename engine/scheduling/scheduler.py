@@ -4,7 +4,8 @@ Decode tokens come first, then suffixes of requests whose prefix is ready, then 
 answers outgrow the memory set aside for them, the request that was admitted last is preempted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Sequences
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,14 @@ from engine.scheduling.policies.batching import BatchQueues
 from engine.scheduling.policies.preemption import SwapSpace, evict_idle_prefixes, make_room
 from engine.scheduling.request_queues import RequestQueues
 from engine.scheduling.sequence import ScheduledGroup, Sequence
-from engine.scheduling.step import Step, StepTokens
+from engine.scheduling.step import Step
 
 if TYPE_CHECKING:
     from engine.scheduling.prompt_lookup import PromptLookup
+
+Follow = Callable[[Sequence, int, int], tuple[Sequences[int], FinishReason | None]]
+"""Given a sequence, the index of an own token and that token, returns the forced tokens that follow it, as many as the
+answer has room for, and why the answer ends with them, unless by its length."""
 
 
 class Scheduler:
@@ -118,17 +123,22 @@ class Scheduler:
                 else:
                     step.scored.append(sequence)
 
-    def commit(self, step: Step, tokens: StepTokens) -> list[Sequence]:
+    def commit(self, step: Step, token_ids: Iterable[int], follow: Follow) -> list[Sequence]:
         """Appends a step's tokens to their answers, and frees the memory of the answers that end. Steps are committed
         in the order in which they were scheduled. Returns the sequences that are answered now, then those that were
-        killed when the step was scheduled."""
+        killed when the step was scheduled.
+
+        Args:
+            token_ids: sampled in the rows of `Step.sampled`.
+            follow: called in order for each token that becomes part of its answer.
+        """
         if not step.is_advanced:
             self.advance(step)
         answered: list[Sequence] = []
-        for row, ((sequence, place), token) in enumerate(zip(step.sampled, tokens.token_ids, strict=True)):
+        for (sequence, place), token in zip(step.sampled, token_ids, strict=True):
             if sequence.finish_reason or not sequence.num_known <= place <= sequence.num_computed:
                 continue  # answered already, or the row follows a wrong guess
-            followers, reason = tokens.follow(row) if row in tokens.watched_rows else ((), None)
+            followers, reason = follow(sequence, place, token)
             has_late_row, length = sequence.num_computed > place, place + 1 + len(followers)
             if sequence.num_guesses:
                 self._check_guess(step, sequence, place, token)

@@ -1,14 +1,11 @@
 """One step: the tokens that it computes, its layout as a token batch, and what it gives."""
 
-from collections.abc import Callable, Container
-from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.completion import FinishReason
 from engine.kv.block_pool import NO_BLOCKS, BlockPool
 from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.policies.packing import pad_chunks
@@ -140,19 +137,3 @@ class Step:
         if self.padded_length:
             chunks, groups = pad_chunks(self, chunks, groups)
         return build_token_batch(chunks, [group for group in groups if group.num_chunks], self.block_size)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTokens:
-    """The tokens sampled in one step.
-
-    Attributes:
-        token_ids: one for each row of `Step.sampled`.
-        watched_rows: indices of those that may end their answer, or force the tokens that follow.
-        follow: called in order, with each watched row whose token becomes part of its answer. Returns the forced tokens
-            that follow, as many as the answer has room for, and why the answer ends with them, unless by its length.
-    """
-
-    token_ids: Sequences[int]
-    watched_rows: Container[int]
-    follow: Callable[[int], tuple[Sequences[int], FinishReason | None]]

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Sequences
 from dataclasses import asdict, dataclass, field
 from typing import Literal, get_args
 
+from engine.completion import FinishReason
 from engine.config import EngineConfig
 from engine.execution.step_record import StepRecord, record_step
 from engine.planning.group import PrefixGroup
@@ -18,8 +19,8 @@ from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import most_blocks
-from engine.scheduling.step import Step, StepTokens
+from engine.scheduling.sequence import Sequence, most_blocks
+from engine.scheduling.step import Step
 from engine.simulation.device import Roofline, StepCost, StepWork
 
 Resource = Literal["compute", "memory bandwidth", "KV capacity", "host"]
@@ -82,6 +83,10 @@ def simulate_plan(
         config=config,
         swap=SwapSpace(None, num_kv_blocks) if config.preemption == "swap" else None,
     )
+
+    def follow(sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
+        return (), "length" if place + 1 - sequence.num_suffix >= num_answer_tokens else None
+
     number, window_shares = 0, roofline.window_shares
     while scheduler.num_unfinished:
         step = scheduler.schedule()
@@ -90,7 +95,7 @@ def simulate_plan(
         can_start = config.batching == "continuous" and scheduler.queues.has_free_place
         is_held_back = step.room > 0 and num_waiting > 0 and not step.prefixes and can_start
         cost = roofline.cost(measure_work(step, window_shares))
-        answered = scheduler.commit(step, _make_tokens(step, num_answer_tokens))
+        answered = scheduler.commit(step, [0] * len(step.sampled), follow)
         record = record_step(step, answered, scheduler, number=number, duration_ms=cost.seconds * 1e3)
         is_full = record.num_tokens + record.num_padding_tokens >= config.step_tokens
         is_busy = is_full or record.num_waiting_requests > 0
@@ -147,16 +152,6 @@ def _num_pairs(rows: int, earlier: int, window: int) -> int:
 def _num_seen(earlier: int, window: int) -> int:
     """Number of earlier tokens that a row sees."""
     return earlier if not window else min(earlier, window - 1)
-
-
-def _make_tokens(step: Step, num_answer_tokens: int) -> StepTokens:
-    """Tokens for a step's rows; each answer ends at `num_answer_tokens`."""
-    ends = {
-        row
-        for row, (sequence, place) in enumerate(step.sampled)
-        if place + 1 - sequence.num_suffix >= num_answer_tokens
-    }
-    return StepTokens(token_ids=[0] * len(step.sampled), watched_rows=ends, follow=lambda row: ((), "length"))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from engine.scheduling.policies.packing import PADDED_PACKINGS
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
-from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.scheduler import Follow, Scheduler
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Step, StepTokens
+from engine.scheduling.step import Step
 from tests.engine.engine_configs import BLOCK_SIZE, engine_configs
 
 
@@ -91,7 +91,7 @@ def test_a_run_ends_within_its_limits_and_leaks_nothing(
         batch = step.build_batch()
         counts = [count for _, count in (*step.decodes, *step.suffixes)] + list(step.prefixes.values())
         assert batch.attention.num_rows == sum(counts) + step.num_padding_tokens
-        for found in scheduler.commit(step, say(step, lengths)):
+        for found in scheduler.commit(step, [7] * len(step.sampled), end_at(lengths)):
             if found.finish_reason == "error":
                 killed += found.owners
                 continue
@@ -104,14 +104,9 @@ def test_a_run_ends_within_its_limits_and_leaks_nothing(
     assert sorted(pool.allocate(pool.num_blocks).tolist()) == list(range(pool.num_blocks))
 
 
-def say(step: Step, lengths: dict[Sequence, int]) -> StepTokens:
-    """Token 7 in each row; answers end at their lengths."""
-    ends = {
-        row
-        for row, (sequence, place) in enumerate(step.sampled)
-        if place + 1 - sequence.num_suffix == lengths[sequence]
-    }
-    return StepTokens(token_ids=[7] * len(step.sampled), watched_rows=ends, follow=lambda row: ((), "eos"))
+def end_at(lengths: dict[Sequence, int]) -> Follow:
+    """Ends answers at their lengths."""
+    return lambda sequence, place, token: ((), "eos" if place + 1 - sequence.num_suffix == lengths[sequence] else None)
 
 
 class BatchWatch:
@@ -191,7 +186,7 @@ def test_every_token_is_computed_once_when_memory_is_ample(requests: list[Reques
     while scheduler.num_unfinished:
         step = scheduler.schedule()
         num_computed += sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())
-        scheduler.commit(step, say(step, lengths))
+        scheduler.commit(step, [7] * len(step.sampled), end_at(lengths))
     num_cached = sum(s.num_cached_tokens for s in sequences)
     assert num_computed == sum(len(s.request.token_ids) for s in sequences) - num_cached
     if config.sharing == "none":

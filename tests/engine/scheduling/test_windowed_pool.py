@@ -21,7 +21,7 @@ from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prompt_lookup import MOST_GUESSES
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import Step, StepTokens
+from engine.scheduling.step import Step
 from engine.scheduling.windowed_pool import WindowedPool
 from engine.thinking import Thinking
 from tests.engine.hash_model import first_seen, kept_tables
@@ -117,9 +117,7 @@ def run_alone(prompts: list[list[int]], windows: tuple[int, ...], num_new_tokens
     while scheduler.num_unfinished:
         step = scheduler.schedule()
         held.append(step.num_used_blocks)
-        scheduler.commit(
-            step, StepTokens(token_ids=[7] * len(step.sampled), watched_rows=(), follow=lambda row: ((), None))
-        )
+        scheduler.commit(step, [7] * len(step.sampled), lambda sequence, place, token: ((), None))
     assert pool.num_used == pool.num_prefix_blocks == 0
     return held
 
