@@ -21,28 +21,18 @@ requests as (
     where error is null and open_questions = $open_questions
 ),
 
-asked as (  -- without the questions' columns, which may have any name
+answers as (  -- computes from reserved columns alone: those of the questions may have any name
     select
-        row_id // len($names) as row_id,
-        row_id % len($names) as number,
-        error,
-        finish_reason,
-        num_prompt_tokens,
-        num_cached_tokens,
-        num_output_tokens,
-        compute_ms,
-        prefix_group
-    from batchloom_asked_questions
-),
-
-answers as (
-    select
-        row_id,
+        asked.row_id // len($names) as row_id,
         map_from_entries(
             list(
                 {
-                    key: number,
-                    value: {digest: $digests[number + 1], finish_reason: finish_reason, error: error}
+                    key: asked.row_id % len($names),
+                    value: {
+                        digest: $digests[asked.row_id % len($names) + 1],
+                        finish_reason: finish_reason,
+                        error: error
+                    }
                 }
             )
         ) as new_states,
@@ -51,9 +41,9 @@ answers as (
         sum(num_output_tokens)::integer as num_output_tokens,
         sum(compute_ms) as compute_ms,
         min(prefix_group) as prefix_group
-    from asked
-    group by row_id
-    having count(distinct number) = len($open_questions)
+    from batchloom_asked_questions as asked
+    group by all
+    having count(distinct asked.row_id) = len($open_questions)
 ),
 
 answered as (
