@@ -124,17 +124,20 @@ def sweep_runs(database: str | Path) -> list[Run]:
 def prune_cache(database: str | Path) -> None:
     """Delete cached artifacts that no run has used for `KEEP_DAYS`, except those of runs whose answers are not in the
     database yet, and temporary files of killed processes as old. Other processes may do so at the same time."""
+    folder, old = runs_folder(database) / "cache", list[Path]()
+    for path in (*folder.glob("*.parquet"), *folder.glob(".*.tmp"), *folder.glob("duckdb_temp_*")):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > KEEP_DAYS * 86400:
+                old.append(path)
     needed = set()
-    for manifest in runs_folder(database).glob("*/manifest.json"):
+    for manifest in runs_folder(database).glob("*/manifest.json") if old else ():
         with suppress(ArtifactError):
             run = Run.load(database, manifest.parent)
             if not run.is_written:
                 needed |= {Path(ref.path).name for ref in run.artifacts.values()}
-    folder = runs_folder(database) / "cache"
-    for path in (*folder.glob("*.parquet"), *folder.glob(".*.tmp"), *folder.glob("duckdb_temp_*")):
-        with suppress(FileNotFoundError):
-            if path.name not in needed and time.time() - path.stat().st_mtime > KEEP_DAYS * 86400:
-                path.unlink()
+    for path in old:
+        if path.name not in needed:
+            path.unlink(missing_ok=True)
 
 
 def _has_work(folder: Path) -> bool:
