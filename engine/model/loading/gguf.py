@@ -130,9 +130,6 @@ def _write_folder(file: Path, folder: Path) -> None:
         transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
     if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:  # the file does not name its class
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
-    for experts in reader.tensors:
-        if experts.name == "blk.0.ffn_gate_exps.weight":
-            config.moe_intermediate_size = int(experts.shape[1])  # transformers 5.24 leaves it at its default
     try:
         complete_config(config, reader)
     except ModelError as error:

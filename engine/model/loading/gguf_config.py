@@ -1,4 +1,4 @@
-"""What transformers leaves out of the configuration of a GGUF file: scaling of rotations, their base, windows."""
+"""What transformers leaves out of the configuration of a GGUF file: rotations, windows, the size of experts."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -31,7 +31,10 @@ def complete_config(config: Any, reader: Any) -> None:
         field = reader.fields.get(f"{architecture}.{name}")
         return None if field is None else field.contents()
 
-    factors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors if tensor.name.startswith("rope_f")}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if (experts := tensors.get("blk.0.ffn_gate_exps.weight")) is not None:
+        config.moe_intermediate_size = int(experts.shape[1])
+    factors = {name: np.array(tensor.data) for name, tensor in tensors.items() if name.startswith("rope_f")}
     rope = getattr(config, "rope_parameters", None) or {}
     is_by_layer = any(isinstance(each, dict) for each in rope.values())
     own = rope.get("full_attention", {}) if is_by_layer else rope  # scaling is for layers that see all
