@@ -12,7 +12,7 @@ import duckdb
 from engine.errors import DatabaseError
 from sql import statement
 from tasks.comparison.paired_rows import PairedRow
-from tasks.database.connection import CONNECTION_OPTIONS, connect, execute, fetch_rows, set_option
+from tasks.database.connection import connect, execute, fetch_rows, set_connection_options
 from tasks.database.messages import explain
 from tasks.evaluation.compared_column import list_gold_columns, match_columns
 from tasks.evaluation.evaluation import MOST_REPLICATES, Comparison, Metric
@@ -134,8 +134,7 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
 def _connect_memory() -> Iterator[duckdb.DuckDBPyConnection]:
     """A database in memory; timestamps are in UTC, as in `connect`."""
     with duckdb.connect() as memory:
-        for name, value in CONNECTION_OPTIONS.items():
-            set_option(memory, name, value)
+        set_connection_options(memory)
         yield memory
 
 

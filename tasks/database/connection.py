@@ -64,6 +64,12 @@ def execute(
     return connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)
 
 
+def set_connection_options(connection: duckdb.DuckDBPyConnection) -> None:
+    """Set `CONNECTION_OPTIONS`."""
+    for name, value in CONNECTION_OPTIONS.items():
+        set_option(connection, name, value)
+
+
 def set_option(connection: duckdb.DuckDBPyConnection, name: str, value: str | bool | list[str]) -> None:
     """Change a setting of DuckDB.
 
@@ -104,8 +110,7 @@ def connect(
     try:
         if execute(connection, "settings/database_file").fetchone() in (None, (None,)):  # SQLite, CSV
             raise DatabaseError(NO_DATABASE.format(path))
-        for name, value in CONNECTION_OPTIONS.items():
-            set_option(connection, name, value)
+        set_connection_options(connection)
         if memory_limit is not None:
             set_option(connection, "memory_limit", memory_limit)
         yield connection
