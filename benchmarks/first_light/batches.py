@@ -121,8 +121,8 @@ def run(stage: StageRun) -> None:
     )  # fmt: skip
     engines: dict[str, Callable[[], Any]] = {
         "ours": lab.ours,
-        "server": partial(lab.ours, **SERVER),
         "transformers": lab.transformers,
+        "server": partial(lab.ours, **SERVER),
     }
     with tuned_launches(stage.folder) as is_tuned:
         stage.measure("has tuned launches", lambda: is_tuned)
@@ -132,9 +132,10 @@ def run(stage: StageRun) -> None:
             if name == "ours":
                 _measure_fp8(stage, lab, ceilings)
                 _free_memory()
-        for name in () if stage.is_tiny else ("ours", "server"):
-            _measure_engine(stage, lab, name, engines[name], OTHERS, ceilings)
-            _free_memory()
+        pair = {name: _Loaded(engines[name]) for name in ("ours", "server")}
+        for workload in () if stage.is_tiny else OTHERS:
+            for name, loaded in pair.items():
+                _measure(stage, lab, name, loaded, workload, ceilings)
 
 
 def _free_memory() -> None:
@@ -156,23 +157,32 @@ def _measure_fp8(stage: StageRun, lab: Lab, ceilings: Ceilings) -> None:
 def _measure_engine(
     stage: StageRun, lab: Lab, name: str, load: Callable[[], Any], names: tuple[str, ...], ceilings: Ceilings
 ) -> None:
-    """All workloads with one engine, loaded when it is first needed, and profiles of ours behind the first ones."""
-    loaded: list[Any] = []
-
-    def engine() -> Any:
-        if not loaded:
-            loaded.append(load())
-        return loaded[0]
-
+    """All workloads with one engine, and profiles of ours behind the first ones."""
+    engine = _Loaded(load)
     for workload in names[:1] if lab.is_tiny else names:
-        stage.measure(
-            f"{name}: {workload}",
-            lambda w=workload: _timed(engine(), lab.batches[w], ROUNDS[name], lab, ceilings),
-        )
+        _measure(stage, lab, name, engine, workload, ceilings)
     if names[0] == MAIN[0]:
         for kind, batch in _profiles(lab, name):
             num_warm_up = 0 if lab.is_tiny or kind in names else 2
             stage.measure(f"profile: {kind}", lambda b=batch, n=num_warm_up: _profile(engine(), b, n))
+
+
+class _Loaded:
+    """An engine that is loaded when it is first needed."""
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+        self._engine: Any = None
+
+    def __call__(self) -> Any:
+        if self._engine is None:
+            self._engine = self._load()
+        return self._engine
+
+
+def _measure(stage: StageRun, lab: Lab, name: str, engine: _Loaded, workload: str, ceilings: Ceilings) -> None:
+    batch = lab.batches[workload]
+    stage.measure(f"{name}: {workload}", lambda: _timed(engine(), batch, ROUNDS[name], lab, ceilings))
 
 
 def _timed(engine: Any, batch: Batch, rounds: tuple[int, int], lab: Lab, ceilings: Ceilings) -> dict[str, Any]:
