@@ -47,7 +47,10 @@ SHORT = {"case-1-short": ("case-1", 8), "case-2-short": ("case-2", 4)}
 WORKLOADS = {"ours": (*MAIN, *SHORT), "server": MAIN[1:], "transformers": (*SHORT, "prefill")}
 """By engine, what it computes before the others."""
 
-OTHERS = ("control", *(f"micro-{prefix}-{own}-{degree}" for prefix, own in MICRO_LENGTHS for degree in MICRO_DEGREES))
+OTHERS = (
+    "control",
+    *(f"micro-{prefix}-{own}-{degree}" for degree in reversed(MICRO_DEGREES) for prefix, own in MICRO_LENGTHS),
+)
 
 
 class Lab:
