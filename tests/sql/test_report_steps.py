@@ -112,13 +112,21 @@ def test_tecd_at_its_ends(night: Any, make_run: Callable[..., str], steps: list[
     assert read_facts(night).totals.tecd_seconds * 1000 == pytest.approx(tecd_ms)
 
 
-@pytest.mark.parametrize("config", [{}, {"engine": {"max_num_batched_tokens": "auto"}}])
+@pytest.mark.parametrize(
+    ("config", "largest", "token_budget"),
+    [
+        ({}, 60, 60),
+        ({"engine": {"max_num_batched_tokens": "auto"}}, 60, 2048),  # a CPU's
+        ({"engine": {"max_num_batched_tokens": "auto"}}, 8192, 8192),  # a GPU's
+    ],
+)
 def test_without_a_chunk_size_the_largest_step_stands_in(
-    night: Any, make_run: Callable[..., str], config: dict[str, Any]
+    night: Any, make_run: Callable[..., str], config: dict[str, Any], largest: int, token_budget: int
 ) -> None:
-    make_run([(0, 30, 1, 1.0), (0, 60, 0, 1.0)], config=config)
+    make_run([(0, largest // 2, 1, 1.0), (0, largest, 0, 1.0)], config=config)
     totals = read_facts(night).totals
-    assert (totals.max_num_batched_tokens, totals.utilisation) == (60, pytest.approx(0.75))
+    assert totals.max_num_batched_tokens == token_budget
+    assert totals.utilisation == pytest.approx(0.75 * largest / token_budget)
 
 
 def test_bins_cover_every_step_once_and_keep_the_valley(night: Any, make_run: Callable[..., str]) -> None:
