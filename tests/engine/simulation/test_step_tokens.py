@@ -13,7 +13,7 @@ from engine.simulation import step_tokens
 from engine.simulation.device import DEVICES, Device
 from engine.simulation.step_tokens import resolve_step_tokens, row_bytes
 
-AUTO = EngineConfig(max_num_batched_tokens="auto")
+AUTO = EngineConfig()
 LLAMA_8B = ModelShape(
     num_layers=32, hidden_size=4096, intermediate_size=14336, num_q_heads=32, num_kv_heads=8, head_dim=128,
     vocab_size=128256, has_tied_embeddings=False, value_bytes=2,
@@ -24,8 +24,8 @@ def tokens_on(device: Device | None, shape: ModelShape | None, free_bytes: int) 
     return resolve_step_tokens(AUTO, device, shape, free_bytes).step_tokens
 
 
-def test_a_cpu_takes_what_it_took() -> None:
-    assert AUTO.step_tokens == EngineConfig().step_tokens == EngineConfig().max_num_batched_tokens == 2048
+def test_a_device_chooses_unless_told() -> None:
+    assert (AUTO.max_num_batched_tokens, AUTO.step_tokens) == ("auto", 2048)  # of a CPU
 
 
 def test_a_number_stays() -> None:
