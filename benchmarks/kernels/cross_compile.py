@@ -193,7 +193,9 @@ def compile_quantize_rows(architecture: str, *, size: int = 4096) -> Any:
 def compile_quantized_swiglu(architecture: str, *, size: int = 14336) -> Any:
     """The kernel between the two products of an MLP in 8 bits."""
     fp8_name, largest = FP8[architecture]
-    constants = {"SIZE": size, "N": fp8.SWIGLU_COLUMNS, "LARGEST": largest, "ROUNDS_FIRST": False}
+    constants = {
+        "SIZE": size, "SIZE_PADDED": triton.next_power_of_2(size), "LARGEST": largest, "ROUNDS_FIRST": False,
+    }  # fmt: skip
     return compile_kernel(
         fp8._quantized_swiglu_kernel, architecture,
         dtypes={"gate_up": "*bf16", "out": f"*{fp8_name}", "scales": "*fp32"}, constants=constants,

@@ -24,9 +24,6 @@ LEAST = tl.constexpr(1e-12)
 
 SCALE_BYTES = tl.constexpr(2)
 
-SWIGLU_COLUMNS = 2048
-"""Columns of a row that a program computes at a time."""
-
 _SCALED_AFTERWARDS: set[tuple[int, ...]] = set()
 """Products for which torch has said that it has no kernel with a scale per row: rows, depth, columns, no bias. Its
 refusal takes the host as long as several launches, and a step has over a hundred products."""
@@ -193,20 +190,15 @@ def gated(gates, column, SIZE: tl.constexpr):
 @triton.jit
 def _quantized_swiglu_kernel(
     gate_up, out, scales, stride_gate_up_row, stride_out_row,
-    SIZE: tl.constexpr, N: tl.constexpr, LARGEST: tl.constexpr, ROUNDS_FIRST: tl.constexpr,
+    SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, LARGEST: tl.constexpr, ROUNDS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One program per row, which computes it twice: first for the scale, then to store it."""
+    """One program per row, all of it in registers: its scale is known before anything is stored."""
     row = tl.program_id(0).to(tl.int64)
-    gates = gate_up + row * stride_gate_up_row
-    largest = tl.zeros([N], dtype=tl.float32)
-    for begin in range(0, SIZE, N):
-        largest = tl.maximum(largest, tl.abs(gated(gates, begin + tl.arange(0, N), SIZE)))
-    scale = scale_of(tl.max(largest, 0), LARGEST)
+    column = tl.arange(0, SIZE_PADDED)
+    found = gated(gate_up + row * stride_gate_up_row, column, SIZE)
+    scale = scale_of(tl.max(tl.abs(found), 0), LARGEST)
     tl.store(scales + row, scale)
-    for begin in range(0, SIZE, N):
-        column = begin + tl.arange(0, N)
-        found = to_fp8(gated(gates, column, SIZE), scale, out, ROUNDS_FIRST)
-        tl.store(out + row * stride_out_row + column, found, mask=column < SIZE)
+    tl.store(out + row * stride_out_row + column, to_fp8(found, scale, out, ROUNDS_FIRST), mask=column < SIZE)
 
 
 def quantize_rows(x: torch.Tensor, out: ScaledRows, row_parts: torch.Tensor, rows: torch.Tensor | None = None) -> None:
@@ -232,8 +224,9 @@ def quantized_swiglu(gate_up: torch.Tensor, out: ScaledRows) -> None:
     """Quantises silu(gate) * up into out, T rows of n; gate_up is ``[T, 2 n]``, gate beside up."""
     num_rows, size = out.values.shape
     if num_rows:
+        size_padded = triton.next_power_of_2(size)
         _quantized_swiglu_kernel[(num_rows,)](
             gate_up, out.values, out.scales, gate_up.stride(0), out.values.stride(0),
-            SIZE=size, N=SWIGLU_COLUMNS, LARGEST=largest_of(out.values), ROUNDS_FIRST=is_interpreted(),
-            num_warps=8, enable_fp_fusion=True,
+            SIZE=size, SIZE_PADDED=size_padded, LARGEST=largest_of(out.values),
+            ROUNDS_FIRST=is_interpreted(), num_warps=min(max(size_padded // 2048, 1), 16), enable_fp_fusion=True,
         )  # fmt: skip
