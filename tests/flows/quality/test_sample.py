@@ -23,13 +23,17 @@ ENGINE = ["--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_sample_that_is_stopped_does_not_say_that_answers_are_kept(
+def test_a_stopped_command_says_what_is_kept_and_what_the_next_run_does(
     nights: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with spoiled(lambda token_ids: KeyboardInterrupt()):
         assert run_flow(nightly, [*nights.inputs, *ENGINE, "--workload", "snippets", "--sample", "2"]) == 130
     assert capfd.readouterr().err.splitlines()[-1] == "nightly: stopped"
     assert not nights.sql("select * from runs")
+    with spoiled(lambda token_ids: KeyboardInterrupt()):
+        assert run_flow(nightly, [*nights.inputs, *ENGINE, "--workload", "snippets", "--full"]) == 130
+    rest = "the next run does the rest (rows answered before only with --full)"
+    assert capfd.readouterr().err.splitlines()[-1] == f"nightly: stopped; what is answered is kept, and {rest}"
 
 
 @pytest.mark.slow
