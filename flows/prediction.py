@@ -39,7 +39,10 @@ def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadRes
 def forecast_rows(
     night: Night, plan: ArtifactRef, workload: Workload, output_tokens: Sequence[int], sample: AnsweredSample
 ) -> SampledForecast | None:
-    """See `forecast_whole`. If it fails, only a warning is logged."""
+    """See `forecast_whole`. If it fails, or no row can be answered, only a warning is logged."""
+    if not read_plan_summary(plan).num_rows:
+        LOGGER.warning("%s: no forecast: none of the rows can be answered", workload.name)
+        return None
     team = night.workers.count(night.engine)
     state = forecast_whole(plan, workload, output_tokens, sample, team, return_state=True)
     if state.is_completed():

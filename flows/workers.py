@@ -156,7 +156,7 @@ def infer_plan(
             return None
         load_seconds = found
     is_short = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
-    if not is_short and night.source.method != "none":
+    if summary.num_rows and not is_short and night.source.method != "none":
         from flows.prediction import predict_night  # imported only when needed
 
         pace = predict_night(night, shares, job, summary, max(1, round(num_answer_tokens)), load_seconds)

@@ -149,4 +149,5 @@ def _replace_run(
     execute(connection, "write/insert_rows", {"rows": [row]}, table="runs")
     best_ratio = None if run.shared_with else run.best_token_saving_ratio
     shown = row | {"best_token_saving_ratio": best_ratio, "infer_seconds": infer_seconds}
+    shown["is_full"] = run.config.get("full", False)
     return RunSummary(**{field.name: shown[field.name] for field in fields(RunSummary)})

@@ -20,6 +20,7 @@ from engine.errors import BatchloomError, ConfigError
 from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, fail
 from flows.command.options import parse_options
 from flows.command.prefect_server import describe_lost_server, reachable_server
+from tasks.runs.run_record import NEEDS_FULL
 
 
 def run_flow(command: Flow[..., Any] | Callable[..., int], arguments: Sequence[str] | None = None) -> int:
@@ -53,6 +54,7 @@ def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
     except (KeyboardInterrupt, SystemExit) as error:
         is_kept = name == "nightly" and (options.get("sample") is None or options.get("keep"))
         rest = "; what is answered is kept, and the next run does the rest" if is_kept else ""
+        rest += NEEDS_FULL if is_kept and options.get("full") else ""
         return fail(f"{name}: stopped{rest}", EXIT_TERMINATED if isinstance(error, SystemExit) else EXIT_INTERRUPTED)
     finally:
         if can_interrupt:  # the process only exits now: no traceback

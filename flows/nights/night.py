@@ -29,6 +29,7 @@ from tasks.nights.graph import Outcome, Step, Wave, run_waves
 from tasks.publish import publish_night
 from tasks.recover import recover_runs
 from tasks.runs.run import needs_isolation
+from tasks.runs.run_record import NEEDS_FULL
 from tasks.runs.run_summary import RunSummary, show_summaries
 from tasks.runs.source import Source
 from tasks.workloads.workload import Workload
@@ -78,7 +79,8 @@ def night(
             outcomes |= run_waves(run.list_left(outcomes), run.answer, run.has_time)
         left = [name for name, outcome in outcomes.items() if outcome == "left"]
         if left:
-            LOGGER.warning("left at the deadline, for the next night: %s", ", ".join(left))
+            rest = NEEDS_FULL if full else ""
+            LOGGER.warning("left at the deadline, for the next night%s: %s", rest, ", ".join(left))
         show_summaries(run.summaries)
         if plan.publish is not None:
             publish_night(plan.database, plan.publish, is_lenient=bool(run.errors))

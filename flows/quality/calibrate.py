@@ -36,7 +36,7 @@ def calibrate(
     Args:
         database: DuckDB file with the answers and the gold rows.
         workload: the name of a shipped workload or the path of a TOML file.
-        gold: table or view with expected values, as for evaluate; at least 50 of its rows must have an answer.
+        gold: table or view with expected values, as for evaluate; a probability needs 50 rows with an answer.
         method: platt: a logistic curve; isotonic: piecewise linear, for many rows; auto: isotonic from 1,000 rows on.
         lock_timeout_seconds: seconds to wait while another process has the database open.
 

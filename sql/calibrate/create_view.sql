@@ -1,9 +1,8 @@
--- purpose: the newest probabilities with their calibrated values; null if the workload and the model that gave them have
---          no map
--- grain:   one row per key and column of probabilities; if labels have probabilities, one for each label
--- inputs:  the workload's view of newest answers, runs, calibrations, macros calibrated_probability_of and
---          probability_entries_of
--- identifiers: {view}, {latest}, {keys}, {columns}: of probabilities, all of them with labels or none
+-- purpose: the newest probabilities with their calibrated values, of the likeliest label where labels have
+--          probabilities; null if the workload and the model that gave them have no map
+-- grain:   one row per key and column of probabilities
+-- inputs:  the workload's view of newest answers, runs, calibrations, macros calibrated_probability_of and likeliest_of
+-- identifiers: {view}, {latest}, {keys}, {columns}: of probabilities
 -- parameters: none
 
 create or replace view {view} as
@@ -13,32 +12,33 @@ with answered as (
     where status = 'ok'
 ),
 
-listed as (
-    unpivot answered
-    on {columns}
-    into name column_name value batchloom_value
+chosen as (
+    select {keys}, run_id, likeliest_of(columns(* exclude ({keys}, run_id))) as '\0'
+    from answered
 ),
 
-entries as (
-    select * exclude (batchloom_value), unnest(probability_entries_of(batchloom_value)) as batchloom_entry
-    from listed
+listed as (
+    unpivot chosen
+    on {columns}
+    into name column_name value batchloom_entry
 )
 
 select
-    entries.* exclude (batchloom_entry),
-    unnest(entries.batchloom_entry.shown),
+    listed.* exclude (batchloom_entry),
+    listed.batchloom_entry.probability,
     calibrated_probability_of(
-        entries.batchloom_entry.shown.probability,
+        listed.batchloom_entry.probability,
         calibrations.method,
         calibrations.slope,
         calibrations.intercept,
         calibrations.thresholds,
         calibrations.calibrated
     ) as calibrated_probability
-from entries
-left join runs on runs.run_id = entries.run_id
+from listed
+left join runs on runs.run_id = listed.run_id
 left join calibrations
     on calibrations.workload_digest = runs.workload_digest
     and calibrations.model_digest = runs.model_digest
-    and calibrations.column_name = entries.column_name
-    and calibrations.label is not distinct from entries.batchloom_entry.label
+    and calibrations.column_name = listed.column_name
+    and calibrations.label is not distinct from listed.batchloom_entry.label
+where listed.batchloom_entry.probability is not null

@@ -1,5 +1,5 @@
 -- purpose: what is answered already: the content keys that the newest run of each row settled. A row with
---          finish_reason 'error' is tried again
+--          finish_reason 'error' is tried again; an error row with 'length' would only be cut again
 -- grain:   one row per request key and content key
 -- inputs:  the workload's output table
 -- identifiers: {table}, {keys}
@@ -14,4 +14,4 @@ with newest as (
 
 select distinct request_key, content_key, null::varchar[] as settled
 from newest
-where status = 'ok' or finish_reason = 'invalid'
+where status = 'ok' or finish_reason in ('invalid', 'length')

@@ -1,7 +1,7 @@
 """Calibrates probabilities by gold rows: scikit-learn fits a monotone map for each, and a view applies the maps."""
 
+import logging
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -19,6 +19,8 @@ from tasks.database.connection import connect, transaction
 from tasks.evaluation.compared_column import ComparedColumn
 from tasks.evaluation.evaluation import Comparison
 from tasks.workloads.workload import Workload
+
+LOGGER = logging.getLogger("batchloom")
 
 Method = Literal["auto", "isotonic", "platt"]
 
@@ -64,18 +66,20 @@ class Calibration:
 
 @task(name="calibrate", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def calibrate_answers(database: str | Path, workload: Workload, gold: str, method: Method) -> list[Calibration]:
-    """Fit a map for each probability that gold covers, and keep the maps with the digests of workload and model.
+    """Fit a map for each probability that gold covers, and keep the maps with the digests of workload and model. A
+    probability that cannot be calibrated is a warning, if others can.
 
-    The view ``calibrated_<table>`` applies them to the newest answers; ``calibrated_<table>_labels`` does so if each
-    label has a probability.
+    The view ``calibrated_<table>`` applies the maps to the newest answers; ``calibrated_<table>_labels`` does so for
+    each label, where labels have probabilities.
 
     Args:
         gold: table or view; see `tasks.evaluation.evaluation.evaluate_answers`.
         method: "platt" is a logistic curve over logits, "isotonic" a piecewise linear, rising function; "auto" is
             isotonic from `FEWEST_ISOTONIC_ROWS` on.
     Raises:
-        DatabaseError: gold cannot be used, covers no probability, has fewer than `FEWEST_ROWS` rows that this workload
-            and model answered, or has the same value in all; or larger probabilities are not right more often.
+        DatabaseError: gold cannot be used or covers no probability; or for each probability, it has fewer than
+            `FEWEST_ROWS` rows that this workload and model answered, or the same value in all, or larger probabilities
+            are not right more often.
         ConfigError: scikit-learn is not installed.
     """
     with connect(database) as connection, transaction(connection):
@@ -84,10 +88,16 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
         columns = [column for column in comparison.read_gold(gold) if _probability_of(column)]
         if not columns:
             raise DatabaseError(f"gold table {gold!r} judges no column that has probabilities")
-        comparison.execute("calibrate/macro_probability_entries_of")
-        comparison.execute("calibrate/macro_calibrated_probability_of")
+        for name in ("probability_entries_of", "likeliest_of", "calibrated_probability_of"):
+            comparison.execute(f"calibrate/macro_{name}")
         digests = {"workload_digest": workload.digest, "model_digest": _find_model(comparison, workload)}
-        found = [each for column in columns for each in _fit_column(comparison, column, digests, gold, method)]
+        fitted = [each for column in columns for each in _fit_column(comparison, column, digests, method)]
+        found = [each for each in fitted if isinstance(each, Calibration)]
+        refused = [each for each in fitted if isinstance(each, str)]
+        if not found:
+            raise DatabaseError(f"gold table {gold!r}, {'; '.join(refused)}")
+        for reason in refused:
+            LOGGER.warning("%s: not calibrated: %s", workload.name, reason)
         comparison.execute("calibrate/create_calibrations")
         comparison.execute("calibrate/delete_calibrations", digests)
         row = {"workload": workload.name, **digests, "gold": gold, "created_at": datetime.now(UTC)}
@@ -102,11 +112,17 @@ def fit(probabilities: Values, is_right: Values, method: Method) -> Calibration:
 
     Args:
         probabilities: 0 to 1.
-        is_right: 1.0 if the event of the probability occurred, else 0.0; both values occur.
+        is_right: 1.0 if the event of the probability occurred, else 0.0.
         method: see `calibrate_answers`.
     Raises:
-        ValueError: larger probabilities are not right more often.
+        ValueError: there are too few rows, the event always or never occurred, or larger probabilities are not right
+            more often.
     """
+    if len(probabilities) < FEWEST_ROWS:
+        answered = f"{len(probabilities)} rows that this workload and model answered"
+        raise ValueError(f"{answered}; a calibration needs at least {FEWEST_ROWS}")
+    if not 0 < is_right.mean() < 1:
+        raise ValueError("all rows say the same; a calibration needs right and wrong ones")
     if method == "auto":
         method = "isotonic" if len(probabilities) >= FEWEST_ISOTONIC_ROWS else "platt"
     fitted = _fit(probabilities, is_right, method)
@@ -137,32 +153,26 @@ def _fit(probabilities: Values, is_right: Values, method: str) -> Calibration:
     line = LogisticRegression(C=WEAK_PENALTY, max_iter=1000).fit(_logit(probabilities)[:, None], is_right)
     slope, intercept = float(line.coef_[0, 0]), float(line.intercept_[0])
     if slope <= 0:
-        raise ValueError("larger probabilities are not right more often")
+        raise ValueError("larger probabilities are not right more often; calibration cannot correct that")
     return make(slope=slope, intercept=intercept)
 
 
 def _fit_column(
-    comparison: Comparison, column: ComparedColumn, digests: dict[str, str], gold: str, method: Method
-) -> list[Calibration]:
-    """The map for the column, or one for each label."""
+    comparison: Comparison, column: ComparedColumn, digests: dict[str, str], method: Method
+) -> list[Calibration | str]:
+    """The map for the column, or one for each label; a text in place of a map says why there is none."""
     name = _probability_of(column)
     parameters = digests | {"true_label": column.true_label}
     rows = comparison.execute("calibrate/points", parameters, expected=column.expected, probability=name).fetchall()
     labels: Sequence[str | None] = sorted({label for label, _, _ in rows}) or [None]
-    found = []
+    found = list[Calibration | str]()
     for label in labels:
         values = np.array([row[1:] for row in rows if row[0] == label], dtype=float).reshape(-1, 2)
-        where = f"gold table {gold!r}, {name}" + (f" of {label!r}" if label is not None else "")
-        if len(values) < FEWEST_ROWS:
-            answered = f"{len(values)} rows that this workload and model answered"
-            raise DatabaseError(f"{where}: {answered}; a calibration needs at least {FEWEST_ROWS}")
-        if not 0 < values[:, 1].mean() < 1:
-            raise DatabaseError(f"{where}: all rows say the same; a calibration needs right and wrong ones")
+        where = name + (f" of {label!r}" if label is not None else "")
         try:
-            fitted = fit(values[:, 0], values[:, 1], method)
+            found.append(replace(fit(values[:, 0], values[:, 1], method), column_name=name, label=label))
         except ValueError as error:
-            raise DatabaseError(f"{where}: {error}; calibration cannot correct that") from error
-        found.append(replace(fitted, column_name=name, label=label))
+            found.append(f"{where}: {error}")
     return found
 
 
@@ -174,14 +184,15 @@ def _find_model(comparison: Comparison, workload: Workload) -> str:
 
 
 def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[ComparedColumn], database: str) -> None:
-    table, views = workload.output.table, defaultdict[str, list[str]](list)
-    for name in map(_probability_of, columns):
-        views[f"calibrated_{table}" + ("_labels" if name.endswith("_probabilities") else "")].append(name)
+    table, names = workload.output.table, [_probability_of(column) for column in columns]
+    of_labels = [name for name in names if name.endswith("_probabilities")]
+    views = {f"calibrated_{table}": ("create_view", names)}
+    if of_labels:
+        views[f"calibrated_{table}_labels"] = ("create_labels_view", of_labels)
     comparison.check_views(dict.fromkeys(views, ("column_name", "calibrated_probability")), database)
-    for view, names in views.items():
-        comparison.execute(
-            "calibrate/create_view", view=view, latest=f"latest_{table}", keys=workload.key, columns=names
-        )
+    for view, (statement, shown) in views.items():
+        name = f"calibrate/{statement}"
+        comparison.execute(name, view=view, latest=f"latest_{table}", keys=workload.key, columns=shown)
 
 
 def _probability_of(column: ComparedColumn) -> str:

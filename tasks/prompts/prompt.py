@@ -1,5 +1,6 @@
 """Turns a workload's rows into prompts of one model, into token ids, and into requests to its engine."""
 
+import hashlib
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -167,16 +168,20 @@ class RequestForm:
     def ask(self, rows: Plan, first_row_id: int = 0) -> list[Request]:
         """One request for each row of the plan, named by row id and sorted by it: `Plan.groups` numbers them so. The
         workload's own rows are numbered from `first_row_id`."""
-        row_ids, priorities = rows.row_id.tolist(), rows.priority.tolist()
-        return [
-            Request(
-                request_id=str(row_ids[row]),
-                token_ids=rows.prompts[row],
-                priority=priorities[row],
-                **self.settings[(row_ids[row] - first_row_id) % len(self.settings)],
-            )
-            for row in np.argsort(rows.row_id).tolist()
-        ]
+        row_ids, priorities, requests = rows.row_id.tolist(), rows.priority.tolist(), []
+        for row in np.argsort(rows.row_id).tolist():
+            prompt, settings = rows.prompts[row], self.settings[(row_ids[row] - first_row_id) % len(self.settings)]
+            if settings.get("temperature"):
+                settings = {**settings, "seed": _mix_seed(settings["seed"], prompt)}
+            request_id, priority = str(row_ids[row]), priorities[row]
+            requests.append(Request(request_id=request_id, token_ids=prompt, priority=priority, **settings))
+        return requests
+
+
+def _mix_seed(seed: int, prompt: Tokens) -> int:
+    """The seed of a row's own random stream: that of its workload, mixed with the row's prompt."""
+    digest = hashlib.blake2b(prompt.tobytes(), digest_size=8, salt=seed.to_bytes(8, "little"))
+    return int.from_bytes(digest.digest(), "little")
 
 
 @lru_cache(maxsize=1)

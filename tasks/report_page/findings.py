@@ -2,6 +2,7 @@
 
 from tasks.report_page.facts import RunFacts
 from tasks.report_page.quantity import count, percent, seconds
+from tasks.runs.run_record import NEEDS_FULL
 
 LARGE_SHARE = 0.2
 """Share of the time, the steps or the tokens from which on a finding is mentioned."""
@@ -18,7 +19,7 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
             count(run.num_ok),
             f"of {count(run.num_rows)}; {count(run.num_already_done)} answered before",
         ),
-        ("rows failed", count(run.num_errors), f"{count(run.num_unanswered)} left for the next run"),
+        ("rows failed", count(run.num_errors), f"{count(run.num_unanswered)} left unanswered"),
     ]
     if not totals.num_steps:
         return figures
@@ -57,7 +58,8 @@ def _find_outcome(facts: RunFacts) -> list[str]:
     if run.error:
         found.append(f"The run was {run.status}: {run.error}.")
     if run.num_unanswered:
-        found.append(f"{count(run.num_unanswered)} rows are left for the next run.")
+        rest = NEEDS_FULL if facts.config.get("full") else ""
+        found.append(f"{count(run.num_unanswered)} rows are left for the next run{rest}.")
     if run.num_errors:
         found.append(f"{count(run.num_errors)} rows could not be answered; the reasons are below.")
     if not (run.num_rows or run.num_already_done):

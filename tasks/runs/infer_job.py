@@ -64,7 +64,7 @@ class StopRequest:
 @pydantic_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FailurePolicy:
     """When the run tries again, and when it gives up. Rows with unusable input are not tried and do not count as
-    failed."""
+    failed; nor do rows whose answer is cut."""
 
     retries: Annotated[
         int, Field(ge=0, description="retries of a failing partition before it is split to find the rows that fail")

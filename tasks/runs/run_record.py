@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 RunStatus = Literal["running", "completed", "interrupted", "failed", "deadline"]
 
+NEEDS_FULL = " (rows answered before only with --full)"
+"""Said of the rows that a run with `full` left: a run without it leaves those alone that have an answer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:

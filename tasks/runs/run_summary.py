@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prefect.artifacts import create_table_artifact
 
-from tasks.runs.run_record import RunStatus
+from tasks.runs.run_record import NEEDS_FULL, RunStatus
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -17,8 +17,9 @@ class RunSummary:
     """The counts of a run.
 
     Attributes:
-        num_rows: rows without an answer when the run began: the sum of num_ok, num_errors and num_unanswered.
-        num_unanswered: rows without answer or error; a later run answers them.
+        is_full: it was to answer all rows again.
+        num_rows: rows to answer when the run began: the sum of num_ok, num_errors and num_unanswered.
+        num_unanswered: rows without answer or error; a later run answers them, see `NEEDS_FULL`.
         num_already_done: rows that earlier runs had answered.
         num_prompt_tokens: of rows that went through the model, as are cached and output tokens.
         num_cached_tokens: prompt tokens that were not computed again, because another row shares them.
@@ -29,6 +30,7 @@ class RunSummary:
     run_id: str
     workload: str
     status: RunStatus
+    is_full: bool
     num_rows: int
     num_ok: int
     num_errors: int
@@ -49,7 +51,7 @@ class RunSummary:
             return f"{self.workload}: nothing new to do; {self.num_already_done:,} rows were answered before"
         parts = [f"{self.num_ok:,} rows answered", f"{self.num_errors:,} failed"]
         if self.num_unanswered:
-            parts.append(f"{self.num_unanswered:,} left for the next run")
+            parts.append(f"{self.num_unanswered:,} left for the next run{NEEDS_FULL if self.is_full else ''}")
         parts.append(f"{self.num_already_done:,} answered before")
         if self.num_prompt_tokens:
             saved, best = self.num_cached_tokens / self.num_prompt_tokens, self.best_token_saving_ratio

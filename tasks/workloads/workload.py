@@ -95,8 +95,9 @@ class Prompt:
         except ValueError as error:
             raise ValueError(f"template cannot be read: {error}") from error
         for _, field, spec, conversion in parsed:
-            is_column = field is None or (field.isidentifier() and not spec and not conversion)
-            refuse_if(not is_column, f"template has a field {{{field}}} that is not a plain column name")
+            written = f"{field}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}"
+            why = f"{{{written}}} that is not a plain column name; conversions and formats are not allowed"
+            refuse_if(field is not None and not written.isidentifier(), f"template has a field {why}")
         spellings = {field.lower() for field in self.fields}
         refuse_if(len(spellings) < len(self.fields), "template names a column twice, with other capitals")
         refuse_if(not self.fields, "template must hold at least one {field}, else all prompts are the same")

@@ -13,9 +13,11 @@ import pytest
 
 from engine.errors import ArtifactError, DatabaseError
 from tasks.answers.text import Decoding
+from tasks.report_page.findings import find_remarkable
 from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
 from tasks.write import write_run
+from tests.sql.report_facts import read_facts
 
 ANSWERS = "select * exclude (created_at) from snippets order by all"
 
@@ -105,8 +107,20 @@ def test_unfinished_parts_stay_to_be_done_and_can_be_added(night: Any) -> None:
     assert run.write().num_unanswered == 2
     assert [(row["doc_id"], row["query_id"]) for row in night.prepare().rows()] == [("d1", "q2"), ("d2", "q1")]
     run.parts = whole
-    assert run.write().num_unanswered == 0
+    summary = run.write()
+    assert (summary.num_unanswered, "left for" in summary.text) == (0, False)
     assert night.prepare().read.num_selected == 0
+
+
+def test_rows_that_a_full_run_left_keep_their_answers_unless_it_is_full_again(night: Any) -> None:
+    night.run()
+    run = night.prepare(full=True, num_parts=3, config={"full": True})
+    run.parts = run.parts[:1]
+    assert ", 2 left for the next run (rows answered before only with --full), " in run.write().text
+    assert night.prepare().read.num_selected == 0
+    assert night.prepare(full=True).read.num_selected == 3
+    findings = find_remarkable(read_facts(night, run.record.run_id))
+    assert "2 rows are left for the next run (rows answered before only with --full)." in findings
 
 
 def test_a_row_in_two_parts_is_written_once_the_good_one(night: Any) -> None:

@@ -1,7 +1,11 @@
 """A night that extracts typed columns with a real model, engine and database, one row's answer cut."""
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tasks.runs.infer_job import FailurePolicy
 from tests.flows.conftest import Nights
 
 WORKLOAD = """
@@ -53,3 +57,26 @@ def test_a_night_extracts_columns(prefect_server: str, nights: Nights, tmp_path:
     path.write_text(generated.replace(columns, "").replace('"sightings"', '"seen"') + 'answer_column = "seen"\n')
     assert nights.run(str(path))[0].num_ok == 4
     assert {text for (text,) in nights.sql("select seen from latest_seen")} <= {"seen: yes", "seen: no"}
+
+
+@pytest.mark.parametrize("thinking", ["", 'thinking = "keep"\nmax_thinking_tokens = 20\n'])
+def test_a_cut_answer_is_settled_and_fails_no_night(
+    prefect_server: str, nights: Nights, thinking_checkpoint: Path, tmp_path: Path, thinking: str
+) -> None:
+    """Asked again, the row would get the same cut answer; a change of the settings, or `full`, asks it again."""
+    if thinking:
+        nights.model = thinking_checkpoint
+    (tmp_path / "select_documents.sql").write_text("select doc_id, body from documents")
+    path = tmp_path / "sightings.toml"
+    cut = thinking + WORKLOAD.replace("max_new_tokens = 200", "max_new_tokens = 9")
+    path.write_text(cut)
+    strict = FailurePolicy(max_error_rate=0, error_rate_rows=1)
+    (summary,) = nights.run(str(path), failures=strict)
+    assert (summary.status, summary.num_ok, summary.num_errors) == ("completed", 0, 4)
+    (summary,) = nights.run(str(path), failures=strict)
+    assert (summary.num_rows, summary.num_already_done) == (0, 4)
+    assert nights.sql("select count(*), min(finish_reason) from failed_sightings") == [(4, "length")]
+    assert nights.sql("select count(*) from sightings") == [(4,)]
+    assert nights.run(str(path), full=True, failures=strict)[0].num_errors == 4
+    path.write_text(cut.replace("max_new_tokens = 9", "max_new_tokens = 8"))
+    assert nights.run(str(path), failures=strict)[0].num_errors == 4

@@ -195,6 +195,16 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
     assert "snippets: not begun before the deadline, since its model takes 4000 s to load" in caplog.text
 
 
+@pytest.mark.usefixtures("prefect_server")
+def test_rows_that_cannot_be_answered_are_not_predicted(
+    nights: Any, write_night: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    nights.sql("update documents set body = null")
+    snippets, _ = night(file=write_night(), budget="1h")
+    assert (snippets.status, snippets.num_errors) == ("completed", 12)
+    assert "predicted" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

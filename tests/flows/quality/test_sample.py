@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from flows.cli import batchloom
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.quality.sample_page import render_sample, show_value
@@ -23,13 +25,17 @@ ENGINE = ["--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_sample_that_is_stopped_does_not_say_that_answers_are_kept(
+def test_a_stopped_command_says_what_is_kept_and_what_the_next_run_does(
     nights: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with spoiled(lambda token_ids: KeyboardInterrupt()):
         assert run_flow(nightly, [*nights.inputs, *ENGINE, "--workload", "snippets", "--sample", "2"]) == 130
     assert capfd.readouterr().err.splitlines()[-1] == "nightly: stopped"
     assert not nights.sql("select * from runs")
+    with spoiled(lambda token_ids: KeyboardInterrupt()):
+        assert run_flow(nightly, [*nights.inputs, *ENGINE, "--workload", "snippets", "--full"]) == 130
+    rest = "the next run does the rest (rows answered before only with --full)"
+    assert capfd.readouterr().err.splitlines()[-1] == f"nightly: stopped; what is answered is kept, and {rest}"
 
 
 @pytest.mark.slow
@@ -141,3 +147,17 @@ def test_the_mean_of_a_sample_has_an_interval_that_holds_the_truth() -> None:
     assert whole.low == whole.value == whole.high
     assert mean_of(np.array([7.0]), 1000, 48).low is None
     assert mean_of(np.array([]), 1000, 48).value == 48
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_sample_without_a_row_that_can_be_answered_says_so_in_place_of_a_forecast(
+    nights: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nights.sql("update documents set body = null")
+    sampled = partial(run_flow, nightly, [*nights.inputs, *ENGINE, "--workload", "snippets", "--sample", "2"])
+    compared = partial(batchloom, ["compare", "snippets", "snippets", *nights.inputs, *ENGINE])
+    for command in (sampled, compared):
+        assert command() == 0
+        printed = capfd.readouterr().out.splitlines()
+        reasons = [line for line in printed if "forecast" in line or "predicted" in line]
+        assert reasons == ["snippets: no forecast: none of the rows can be answered"]

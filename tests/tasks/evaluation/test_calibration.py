@@ -15,6 +15,7 @@ from tasks.workloads.workload import load_workload
 
 RANKING = load_workload("ranking")
 SNIPPETS = load_workload("snippets")
+SAME = "all rows say the same; a calibration needs right and wrong ones"
 
 
 def sql(path: Path, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:
@@ -116,7 +117,9 @@ def test_maps_rise_and_mend_what_is_too_sure(method: Method) -> None:
         fit(1 - probabilities, happened, "platt")
 
 
-def test_each_label_has_a_map_of_its_own(tmp_path: Path) -> None:
+@pytest.fixture
+def typed(tmp_path: Path) -> Path:
+    """80 answers of an ENUM: `a` is likely or not, `b` is the other, and `c`, which gold never has, is unlikely."""
     path = tmp_path / "typed.duckdb"
     probabilities, happened = too_sure(80)
     sql(path, "create table runs (run_id text, workload_digest text, model_digest text)")
@@ -130,18 +133,48 @@ def test_each_label_has_a_map_of_its_own(tmp_path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
         for number, (probability, one) in enumerate(zip(probabilities.tolist(), happened, strict=True)):
             connection.execute(
-                "insert into latest_snippets values ($n, 'q', 'a', map {'a': $p, 'b': 1 - $p}, 'ok', 'r', now(), '')",
+                "insert into latest_snippets values"
+                " ($n, 'q', 'a', map {'a': $p, 'b': 1 - $p, 'c': 0.0}, 'ok', 'r', now(), '')",
                 {"n": str(number), "p": probability},
             )
             connection.execute("insert into gold values (?, 'q', ?)", [str(number), "a" if one else "b"])
-    found = {each.label: each for each in calibrate_answers.fn(str(path), SNIPPETS, "gold", "platt")}
+    return path
+
+
+def test_each_label_that_can_be_calibrated_has_a_map_of_its_own(typed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = {each.label: each for each in calibrate_answers.fn(str(typed), SNIPPETS, "gold", "platt")}
     assert sorted(found) == ["a", "b"]
-    rows = sql(path, "select label, probability, calibrated_probability from calibrated_snippets_labels")
+    assert caplog.messages == [f"snippets: not calibrated: topic_probabilities of 'c': {SAME}"]
+    unlikely = "select distinct calibrated_probability from calibrated_snippets_labels where label = 'c'"
+    assert sql(typed, unlikely) == [(None,)]
+    rows = sql(
+        typed, "select label, probability, calibrated_probability from calibrated_snippets_labels where label <> 'c'"
+    )
     assert len(rows) == 160
     names = ["doc_id", "query_id", "run_id", "column_name", "label", "probability", "calibrated_probability"]
-    assert sql(path, "select list(column_name) from (describe calibrated_snippets_labels)") == [(names,)]
+    assert sql(typed, "select list(column_name) from (describe calibrated_snippets_labels)") == [(names,)]
     for label, probability, calibrated in rows:
         assert calibrated == pytest.approx(float(found[label].apply(np.array([probability]))[0]), abs=1e-9)
+
+
+def test_the_view_without_labels_has_the_likeliest_one(typed: Path) -> None:
+    calibrate_answers.fn(str(typed), SNIPPETS, "gold", "platt")
+    shown = sql(typed, "select * exclude (run_id) from calibrated_snippets order by all")
+    likeliest = sql(
+        typed,
+        "select doc_id, query_id, column_name, max(probability), max_by(calibrated_probability, probability)"
+        " from calibrated_snippets_labels group by all order by all",
+    )
+    assert len(shown) == 80
+    assert shown == likeliest
+
+
+def test_nothing_is_written_if_no_label_can_be_calibrated(typed: Path) -> None:
+    sql(typed, "update gold set topic = 'a'")
+    reasons = "; ".join(f"topic_probabilities of '{label}': {SAME}" for label in "abc")
+    with pytest.raises(DatabaseError, match=f"^gold table 'gold', {reasons}$"):
+        calibrate_answers.fn(str(typed), SNIPPETS, "gold", "platt")
+    assert not sql(typed, "select * from information_schema.tables where table_name like 'calibrat%'")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +184,7 @@ def test_each_label_has_a_map_of_its_own(tmp_path: Path) -> None:
             "delete from gold where doc_id > 'd3'",
             r"score: \d\d rows that this workload .*; a calibration needs at least 50",
         ),
-        ("update gold set label = 'no'", "score: all rows say the same; a calibration needs right and wrong ones"),
+        ("update gold set label = 'no'", f"gold table 'gold', score: {SAME}"),
         ("update runs set workload_digest = 'old'", "workload 'ranking' as it is now has answered nothing yet"),
         (
             "update rankings set score = 1 - score",
