@@ -77,6 +77,7 @@ def _check_step(connection: duckdb.DuckDBPyConnection, workload: Workload, datab
     check_schema(connection, workload, database)
     existing = list_relations(connection)
     set_option(connection, "search_path", planned)
+    check_schema(connection, workload, f"{database}, as the workloads before {workload.name!r} leave it")
     try:
         create_schema(connection, workload)
     except duckdb.BinderException as error:

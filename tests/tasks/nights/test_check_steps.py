@@ -98,3 +98,17 @@ def test_documents_may_be_a_view_of_the_table_of_their_answers(database: Path, m
         check_in_turn(database, workloads, {})
         connection.execute(view.format("latest_snippets"))
         assert """recursively bind view "documents", which workload 'snippets' reads""" in say_why(database, *workloads)
+
+
+@pytest.mark.parametrize("view", ["latest_topics", "FAILED_topics"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_table_may_not_have_the_name_of_a_view_of_another_workload(
+    database: Path, make: Callable[..., Workload], view: str, is_first: bool
+) -> None:
+    topics, other = make("topics", READ_MAILS), make("other", READ_MAILS, view)
+    workloads = [other, topics] if is_first else [topics, other]
+    there, needed = ("table", "view") if is_first else ("view", "table")
+    assert say_why(database, *workloads) == (
+        f", as the workloads before {workloads[1].name!r} leave it: {view.lower()!r} is a {there};"
+        f" batchloom needs a {needed} of that name"
+    )
