@@ -17,7 +17,7 @@ with batchloom_requests as (  -- first, so that the query cannot see the other C
 ),
 
 newest as (
-    select *
+    select *, [{keys}] as request_key
     from {table}
     qualify row_number() over (
         partition by {keys}
@@ -37,11 +37,11 @@ listed as (
     from texts
 )
 
-select newest.*
+select newest.* exclude (request_key)
 from newest
 where exists (
     select 1
     from listed
-    where listed.request_key = [{keys}]
+    where listed.request_key = newest.request_key
         and (listed.is_sound or newest.status = 'error')
 )
