@@ -1,14 +1,14 @@
 -- purpose: the newest answer to each request that the workload's query still returns; an answer is dropped from the view
 --          if its row is gone or has become an error
 -- grain:   one row per key
--- inputs:  the workload's output table, and its query, quoted, where <requests> stands; its keys, a timestamp with a time
---          zone as text in UTC whatever the reader's zone is, where <keys> stands
+-- inputs:  the workload's output table, and its query, quoted, where <requests> stands; the table's keys, each as the
+--          query's key casts to text in the reader's time zone, where <keys> stands
 -- identifiers: {view}, {table}, {keys}
 -- parameters: none
 
 create or replace view {view} as
 with batchloom_requests as (  -- first, so that the query cannot see the other CTEs in place of its tables
-    select <keys>, error
+    select {keys}, error
     from (
         from query('<requests>')
         union all by name
@@ -17,7 +17,7 @@ with batchloom_requests as (  -- first, so that the query cannot see the other C
 ),
 
 newest as (
-    select *, [{keys}] as request_key
+    select *, [<keys>] as request_key
     from {table}
     qualify row_number() over (
         partition by {keys}

@@ -20,19 +20,17 @@ def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, 
     connection.execute(_create_answers(workload))
     names = {"view": f"latest_{table}", "table": table, "keys": workload.key}
     latest = fill_identifiers(statement("schema/create_latest_view"), **names)
-    latest = latest.replace("<keys>", ", ".join(_read_key(key, types.get(key.lower(), "")) for key in workload.key))
+    latest = latest.replace("<keys>", ", ".join(_cast_key(key, types.get(key.lower(), "")) for key in workload.key))
     connection.execute(requests_sql.replace("'", "''").join(latest.split("<requests>")))
     views = {"view": f"failed_{table}", "latest": f"latest_{table}"}
     execute(connection, "schema/create_failed_view", **views, keys=workload.key)
 
 
-def _read_key(name: str, type_: str) -> str:
-    """The SQL of a key column as the output table has it: time zones as in UTC, see `CONNECTION_OPTIONS`."""
+def _cast_key(name: str, type_: str) -> str:
+    """The SQL of a key column of the output table as text in the reader's time zone. The table has keys in UTC, see
+    `CONNECTION_OPTIONS`; a key of the query that holds times is compared in the reader's zone."""
     column = quote_identifier(name)
-    if type_ != "TIMESTAMP WITH TIME ZONE":
-        return column
-    in_utc = f"({column} at time zone 'UTC')::varchar || '+00'"
-    return f"case when isfinite({column}) then {in_utc} else {column}::varchar end as {column}"
+    return f"try_cast({column} as {type_})::varchar" if "WITH TIME ZONE" in type_ else column
 
 
 def list_own_relations(workload: Workload) -> dict[str, Relation]:

@@ -100,6 +100,33 @@ def test_its_views_do_not_depend_on_the_reader_s_time_zone(tickets: Any, topics:
         assert found == [("2026-03-29 00:30:00+00", None), ("infinity", None), (None, "Opened At is NULL")], zone
 
 
+@pytest.mark.parametrize(
+    ("opened", "text"),
+    [
+        ("[time, 'infinity', null]", "['2026-03-29 00:30:00+00', infinity, NULL]"),
+        ("array_value(time, time + interval 1 day)", "['2026-03-29 00:30:00+00', '2026-03-30 00:30:00+00']"),
+        (
+            """{'by': 'it''s, "me" [NULL] {é} \\', 'At Once': [{t: time}], kind: 'a'::enum('a', 'b')}""",
+            """{'by': 'it\\'s, "me" [NULL] {é} \\\\', 'At Once': [{'t': '2026-03-29 00:30:00+00'}], 'kind': a}""",
+        ),
+        ("map {time: ' x '}", "{'2026-03-29 00:30:00+00'=' x '}"),
+        ("['1800-03-29 00:30+00'::timestamptz]", "['1800-03-29 00:30:00+00']"),  # when zones differed by seconds
+        ("row(time, 1)", "('2026-03-29 00:30:00+00', 1)"),
+    ],
+)
+def test_nor_do_they_where_the_time_is_in_a_list_or_struct(tickets: Any, topics: Path, opened: str, text: str) -> None:
+    topics.write_text(BLOCKS["topics.toml"].replace('["ticket_id"]', '["ticket_id", "opened"]'))
+    (topics.parent / "select_tickets.sql").write_text(
+        f"select *, {opened} as opened from tickets, (select '2026-03-29 00:30+00'::timestamptz as time)"
+    )
+    tickets.run(load_workload(topics), sort)
+    for zone in ("UTC", "America/New_York", "Asia/Kolkata"):
+        with duckdb.connect(str(tickets.path), read_only=True) as reader:
+            reader.execute(f"set timezone = '{zone}'")
+            found = reader.execute("select opened, status from latest_ticket_topics order by ticket_id").fetchall()
+        assert found == [*[(text, "ok")] * 3, (text, "error")], zone
+
+
 def test_an_own_table_has_the_columns_of_a_shipped_one(night: Any) -> None:
     def columns(table: str) -> list[tuple[str, str]]:
         found = night.sql(f"select column_name, column_type from (describe {table})")
