@@ -2,7 +2,8 @@
 --          if its row is gone or has become an error
 -- grain:   one row per key
 -- inputs:  the workload's output table, and its query, quoted, where <requests> stands; the table's keys, each as the
---          query's key casts to text in the reader's time zone, where <keys> stands
+--          query's key casts to text in the reader's time zone, where <keys> stands; where <rank> stands, the rank among
+--          the rows shown, if rows are ranked
 -- identifiers: {view}, {table}, {keys}
 -- parameters: none
 
@@ -37,7 +38,7 @@ listed as (
     from texts
 )
 
-select newest.* exclude (request_key)
+select newest.* exclude (request_key) <rank>
 from newest
 where exists (
     select 1

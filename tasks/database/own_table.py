@@ -9,6 +9,14 @@ from tasks.database.connection import execute, fill_identifiers, quote_identifie
 from tasks.database.schema import Relation, list_relations, list_request_columns
 from tasks.workloads.workload import Workload
 
+RANK = """replace (
+    case
+        when status = 'ok'
+            then (row_number() over (partition by {rank_within}, status order by score desc, {keys}))::integer
+    end as rank
+)"""
+"""The rank of a row of the latest view among its rows, in SQL; as in ``sql/write/rank_answers.sql``."""
+
 
 def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, *, is_foreign: bool) -> None:
     """Create the table if it is missing, and replace its views. See `create_schema` for the parameters."""
@@ -20,6 +28,9 @@ def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, 
     connection.execute(_create_answers(workload))
     names = {"view": f"latest_{table}", "table": table, "keys": workload.key}
     latest = fill_identifiers(statement("schema/create_latest_view"), **names)
+    rank_within = workload.kind.rank_within
+    rank = fill_identifiers(RANK, rank_within=rank_within, keys=workload.key) if rank_within else ""
+    latest = latest.replace("<rank>", rank)
     latest = latest.replace("<keys>", ", ".join(_cast_key(key, types.get(key.lower(), "")) for key in workload.key))
     connection.execute(requests_sql.replace("'", "''").join(latest.split("<requests>")))
     views = {"view": f"failed_{table}", "latest": f"latest_{table}"}
