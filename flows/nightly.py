@@ -85,7 +85,7 @@ def nightly(
             check_room(workload, source.max_model_len)
             if workload.kind.thinking:
                 check_thinking(workload, source.checkpoint)
-        if any("/" in workload.source for workload in chosen[1:]):  # the first one's are checked when it is read
+        if any("/" in workload.source for workload in chosen):  # else their checks before they are read suffice
             from tasks.nights.check_steps import check_in_turn  # imported only when needed
 
             check_in_turn(database, chosen, source.attach)

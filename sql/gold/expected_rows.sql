@@ -10,10 +10,10 @@ with ordered as (
     from query_table($gold)
 ),
 
-keyed as (
-    select decode(encode(columns($keys)::varchar), 'replace') as 'request_key_\0', *
+texts as (
+    select decode(encode(columns($keys)::varchar), 'replace') as '\0', * exclude ({keys})
     from ordered
 )
 
-select list_value(*columns('^request_key_.*$')) as request_key, * exclude ({keys})
-from keyed
+select [{keys}] as request_key, * exclude ({keys})
+from texts

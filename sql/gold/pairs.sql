@@ -1,7 +1,7 @@
 -- purpose: each expected value of a column, as the answer's type, with the answer
 -- grain:   one row per expected row
 -- inputs:  batchloom_expected_rows, batchloom_answers, macro confidence_of
--- identifiers: {expected}, {answer}, {probability} (no_probability if the workload gives none)
+-- identifiers: {expected}, {answer}, {probability} (batchloom_no_probability if the workload gives none)
 -- parameters: none
 
 create or replace temp table batchloom_pairs as

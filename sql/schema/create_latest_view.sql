@@ -1,14 +1,15 @@
 -- purpose: the newest answer to each request that the workload's query still returns; an answer is dropped from the view
 --          if its row is gone or has become an error
 -- grain:   one row per key
--- inputs:  the workload's output table, and its query, quoted, where <requests> stands; its keys, a timestamp with a time
---          zone as text in UTC whatever the reader's zone is, where <keys> stands
+-- inputs:  the workload's output table, and its query, quoted, where <requests> stands; where <keys> stands, the
+--          table's keys, each as the query's key casts to text in the reader's time zone; where <rank> stands, the rank
+--          among the rows shown, if rows are ranked
 -- identifiers: {view}, {table}, {keys}
 -- parameters: none
 
 create or replace view {view} as
 with batchloom_requests as (  -- first, so that the query cannot see the other CTEs in place of its tables
-    select <keys>, error
+    select {keys}, error
     from (
         from query('<requests>')
         union all by name
@@ -17,7 +18,7 @@ with batchloom_requests as (  -- first, so that the query cannot see the other C
 ),
 
 newest as (
-    select *
+    select *, [<keys>] as request_key
     from {table}
     qualify row_number() over (
         partition by {keys}
@@ -37,11 +38,11 @@ listed as (
     from texts
 )
 
-select newest.*
+select newest.* exclude (request_key) <rank>
 from newest
 where exists (
     select 1
     from listed
-    where listed.request_key = [{keys}]
+    where listed.request_key = newest.request_key
         and (listed.is_sound or newest.status = 'error')
 )

@@ -51,15 +51,16 @@ def check_existing(
     Raises:
         DatabaseError: see `tasks.database.schema.check_schema`.
     """
-    table = workload.output.table.lower()
-    _check_columns(workload, f"{database}: table {table!r}", existing.get(table, needed[table]), written)
     for name, relation in needed.items():
         found = existing.get(name, relation)
         if found.is_view != relation.is_view and name not in INPUT_TABLES:
             kind, expected = ("view", "table") if found.is_view else ("table", "view")
             raise DatabaseError(f"{database}: {name!r} is a {kind}; batchloom needs a {expected} of that name")
+    table = workload.output.table.lower()
+    _check_columns(workload, f"{database}: table {table!r}", existing.get(table, needed[table]), written)
+    for name, relation in needed.items():
         if not relation.is_view:
-            _check_columns(workload, f"{database}: table {name!r}", found, relation.columns)
+            _check_columns(workload, f"{database}: table {name!r}", existing.get(name, relation), relation.columns)
         else:
             check_own_view(existing, name, VIEW_COLUMNS.get(name, OTHER_VIEW_COLUMNS), database)
 

@@ -9,6 +9,14 @@ from tasks.database.connection import execute, fill_identifiers, quote_identifie
 from tasks.database.schema import Relation, list_relations, list_request_columns
 from tasks.workloads.workload import Workload
 
+RANK = """replace (
+    case
+        when status = 'ok'
+            then (row_number() over (partition by {rank_within}, status order by score desc, {keys}))::integer
+    end as rank
+)"""
+"""The rank of a row of the latest view among its rows, in SQL; as in ``sql/write/rank_answers.sql``."""
+
 
 def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, *, is_foreign: bool) -> None:
     """Create the table if it is missing, and replace its views. See `create_schema` for the parameters."""
@@ -20,19 +28,20 @@ def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, 
     connection.execute(_create_answers(workload))
     names = {"view": f"latest_{table}", "table": table, "keys": workload.key}
     latest = fill_identifiers(statement("schema/create_latest_view"), **names)
-    latest = latest.replace("<keys>", ", ".join(_read_key(key, types.get(key.lower(), "")) for key in workload.key))
+    rank_within = workload.kind.rank_within
+    rank = fill_identifiers(RANK, rank_within=rank_within, keys=workload.key) if rank_within else ""
+    latest = latest.replace("<rank>", rank)
+    latest = latest.replace("<keys>", ", ".join(_cast_key(key, types.get(key.lower(), "")) for key in workload.key))
     connection.execute(requests_sql.replace("'", "''").join(latest.split("<requests>")))
     views = {"view": f"failed_{table}", "latest": f"latest_{table}"}
     execute(connection, "schema/create_failed_view", **views, keys=workload.key)
 
 
-def _read_key(name: str, type_: str) -> str:
-    """The SQL of a key column as the output table has it: time zones as in UTC, see `CONNECTION_OPTIONS`."""
+def _cast_key(name: str, type_: str) -> str:
+    """The SQL of a key column of the output table as text in the reader's time zone. The table has keys in UTC, see
+    `CONNECTION_OPTIONS`; a key of the query that holds times is compared in the reader's zone."""
     column = quote_identifier(name)
-    if type_ != "TIMESTAMP WITH TIME ZONE":
-        return column
-    in_utc = f"({column} at time zone 'UTC')::varchar || '+00'"
-    return f"case when isfinite({column}) then {in_utc} else {column}::varchar end as {column}"
+    return f"try_cast({column} as {type_})::varchar" if "WITH TIME ZONE" in type_ else column
 
 
 def list_own_relations(workload: Workload) -> dict[str, Relation]:

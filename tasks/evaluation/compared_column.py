@@ -73,6 +73,7 @@ def match_columns(
             raise DatabaseError(
                 f"gold table {gold!r} has no column {name!r} of the key; it has {', '.join(gold_types)}"
             )
+    judged = {name: spelled for name, spelled in gold_columns.items() if name not in key}
     answered = {
         name.lower(): name
         for name in answer_types
@@ -81,15 +82,15 @@ def match_columns(
     ranks = answered.pop("rank", None) if workload.kind.rank_within else None
     known = [*answered.values(), *([RELEVANCE] if ranks else [])]
     found = []
-    for name, spelled in gold_columns.items():
+    for name, spelled in judged.items():
         if name in answered:
             found.append(_compare(workload, answered[name], spelled, gold_types[spelled], answer_types))
-        elif name not in key and not (ranks and name == RELEVANCE):
+        elif not (ranks and name == RELEVANCE):
             raise DatabaseError(
                 f"gold table {gold!r} has a column {spelled!r}, which workload {workload.name!r} does not answer; "
                 f"it answers {', '.join(known)}"
             )
-    found += _compare_labels(workload, gold_columns, ranks)
+    found += _compare_labels(workload, judged, ranks)
     if not found:
         raise DatabaseError(f"gold table {gold!r} has no column to compare; the answers have {', '.join(known)}")
     return found

@@ -157,7 +157,7 @@ class Comparison:
         """Create the temporary table of the answers of a run; None for the newest answer of each row. With
         `is_reference` others are compared with them, and errors are left out."""
         target = "batchloom_expected_rows" if is_reference else "batchloom_answers"
-        parameters = {"keys": list(self._workload.key), "run_id": run_id, "is_reference": is_reference}
+        parameters = {"run_id": run_id, "is_reference": is_reference}
         source = self._latest if run_id is None else self._table
         self.execute("gold/answers", parameters, target=target, source=source, keys=self._workload.key)
         if self._count(target) == 0:
@@ -228,7 +228,7 @@ class Comparison:
         return [Metric(**row) for row in fetch_rows(self.execute("evaluate/metrics", self._this))]
 
     def _pair(self, column: ComparedColumn) -> None:
-        probability = column.probability or "no_probability"
+        probability = column.probability or "batchloom_no_probability"
         self.execute("gold/pairs", expected=column.expected, answer=column.name, probability=probability)
 
     def _insert(self, column: ComparedColumn, reference: str, right: str) -> None:

@@ -1,6 +1,7 @@
 """Checks each step's query before the night, against the database and the tables that earlier steps will make."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tasks.nights.graph import Step, plan_waves
 from tasks.workloads.workload import Workload
 
 PLANNED = "batchloom_planned"
-"""Name of an in-memory database with the tables that the night will make."""
+"""Name of an in-memory database with the database's views, and the tables and views that the night will make."""
 
 
 def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping[str, str]) -> None:
@@ -44,6 +45,7 @@ def find_query_problems(
         execute(connection, "attach/folder", name=PLANNED)
         restrict_sql(connection, [], attach)
         own = _schema_name(execute(connection, "read/current_database").fetchall()[0][0])
+        _copy_views(connection, own)
         for name in (name for wave in plan_waves(steps) for name in wave.steps):
             if any(other in problems for other in after[name]):
                 problems[name] = ""
@@ -52,7 +54,18 @@ def find_query_problems(
                 _check_step(connection, workloads[name], str(database), own)
             except (BatchloomError, duckdb.Error) as error:
                 problems[name] = " ".join(str(error).split())
+        set_option(connection, "search_path", own)
+        execute(connection, "attach/detach", name=PLANNED)
     return [problem for problem in problems.values() if problem]
+
+
+def _copy_views(connection: duckdb.DuckDBPyConnection, own: str) -> None:
+    """Create the database's views in `PLANNED`, too, so that they read the tables that the night will make."""
+    statements = execute(connection, "schema/view_statements").fetchall()
+    set_option(connection, "search_path", f"{_schema_name(PLANNED)},{own}")
+    for (create,) in statements:
+        with suppress(duckdb.Error):  # a view that cannot be read now, such as one over a dropped table
+            connection.execute(create)
 
 
 def _check_step(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str, own: str) -> None:
@@ -64,9 +77,20 @@ def _check_step(connection: duckdb.DuckDBPyConnection, workload: Workload, datab
     check_schema(connection, workload, database)
     existing = list_relations(connection)
     set_option(connection, "search_path", planned)
-    create_schema(connection, workload)
-    for table in INPUT_TABLES & existing.keys() & list_relations(connection).keys():
-        execute(connection, "schema/drop_table", table=table)
+    check_schema(connection, workload, f"{database}, as the workloads before {workload.name!r} leave it")
+    try:
+        create_schema(connection, workload)
+    except duckdb.BinderException as error:
+        if "infinite recursion" not in str(error):
+            raise
+        table = workload.output.table
+        raise DatabaseError(
+            f"{database}: the query of workload {workload.name!r} reads the view {'latest_' + table!r} of its own"
+            f" answers, itself or by another view: let it read the table {table!r}"
+        ) from error
+    for table, relation in list_relations(connection).items():
+        if table in INPUT_TABLES & existing.keys() and not relation.is_view:
+            execute(connection, "schema/drop_table", table=table)
 
 
 def _schema_name(database: str) -> str:

@@ -268,6 +268,20 @@ def test_what_cannot_work_is_refused_before_the_work(nights: Any, tmp_path: Path
     refused(nights, DatabaseError, "no table or view 'documents'")
 
 
+def test_a_query_that_reads_the_view_of_its_answers_is_refused_before_the_work(nights: Any, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'name = "own"\nmode = "score"\nrequests_sql = "own.sql"\nkey = ["doc_id"]\nlabels = ["yes", "no"]\n'
+        '[prompt]\ntemplate = "{body}"\n[output]\ntable = "own"\n'
+    )
+    own.with_suffix(".sql").write_text("select doc_id, body from documents")
+    assert nights.run(str(own))[0].num_ok > 0
+    own.with_suffix(".sql").write_text("select doc_id, body from documents semi join latest_own using (doc_id)")
+    with pytest.raises(DatabaseError, match="the query of workload 'own' reads the view 'latest_own' of its own"):
+        nights.run(str(own))
+    assert nights.sql("select count(*) from runs") == [(1,)]
+
+
 def test_a_checkpoint_that_cannot_be_loaded_leaves_no_trace(nights: Any, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()

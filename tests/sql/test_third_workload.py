@@ -100,6 +100,33 @@ def test_its_views_do_not_depend_on_the_reader_s_time_zone(tickets: Any, topics:
         assert found == [("2026-03-29 00:30:00+00", None), ("infinity", None), (None, "Opened At is NULL")], zone
 
 
+@pytest.mark.parametrize(
+    ("opened", "text"),
+    [
+        ("[time, 'infinity', null]", "['2026-03-29 00:30:00+00', infinity, NULL]"),
+        ("array_value(time, time + interval 1 day)", "['2026-03-29 00:30:00+00', '2026-03-30 00:30:00+00']"),
+        (
+            """{'by': 'it''s, "me" [NULL] {é} \\', 'At Once': [{t: time}], kind: 'a'::enum('a', 'b')}""",
+            """{'by': 'it\\'s, "me" [NULL] {é} \\\\', 'At Once': [{'t': '2026-03-29 00:30:00+00'}], 'kind': a}""",
+        ),
+        ("map {time: ' x '}", "{'2026-03-29 00:30:00+00'=' x '}"),
+        ("['1800-03-29 00:30+00'::timestamptz]", "['1800-03-29 00:30:00+00']"),  # when zones differed by seconds
+        ("row(time, 1)", "('2026-03-29 00:30:00+00', 1)"),
+    ],
+)
+def test_nor_do_they_where_the_time_is_in_a_list_or_struct(tickets: Any, topics: Path, opened: str, text: str) -> None:
+    topics.write_text(BLOCKS["topics.toml"].replace('["ticket_id"]', '["ticket_id", "opened"]'))
+    (topics.parent / "select_tickets.sql").write_text(
+        f"select *, {opened} as opened from tickets, (select '2026-03-29 00:30+00'::timestamptz as time)"
+    )
+    tickets.run(load_workload(topics), sort)
+    for zone in ("UTC", "America/New_York", "Asia/Kolkata"):
+        with duckdb.connect(str(tickets.path), read_only=True) as reader:
+            reader.execute(f"set timezone = '{zone}'")
+            found = reader.execute("select opened, status from latest_ticket_topics order by ticket_id").fetchall()
+        assert found == [*[(text, "ok")] * 3, (text, "error")], zone
+
+
 def test_an_own_table_has_the_columns_of_a_shipped_one(night: Any) -> None:
     def columns(table: str) -> list[tuple[str, str]]:
         found = night.sql(f"select column_name, column_type from (describe {table})")
@@ -137,6 +164,43 @@ def test_the_same_rows_are_found_by_a_key_of_any_name(tickets: Any, topics: Path
     requests = tickets.prepare(load_workload(topics), lambda row: None).read.requests
     same = take_same_rows.fn(load_workload(topics), requests, requests, tmp_path / "same.parquet")
     assert pq.read_table(same.path) == pq.read_table(requests.path)
+
+
+@pytest.mark.parametrize("rank_within", ["subject", "newest", "listed"])
+def test_ranks_of_the_latest_view_count_its_rows(tickets: Any, topics: Path, rank_within: str) -> None:
+    """As those of latest_rankings: without gaps where rows are gone, failed or not written in the same run."""
+    text = topics.read_text().replace('key = ["ticket_id"]', f'key = ["{rank_within}", "ticket_id"]')
+    topics.write_text(text)
+    (topics.parent / "select_tickets.sql").write_text(
+        f"select *, if(ticket_id < 't-5', 'one', 'two') as {rank_within} from tickets"
+        if rank_within != "subject"
+        else "select * replace (if(ticket_id < 't-5', 'one', 'two') as subject) from tickets"
+    )
+    tickets.sql(
+        "update tickets set message = ticket_id; insert into tickets select 't-' || i, '', i from range(5, 8) t(i)"
+    )
+    scores = {"t-1": 0.9, "t-2": 0.5, "t-3": 0.7, "t-4": 0.5, "t-5": 0.1, "t-6": 0.2, "t-7": None}
+
+    def answer(row: dict[str, Any]) -> dict[str, Any]:
+        score = scores[row["ticket_id"]]
+        failed = {"error": "engine", "finish_reason": "error"}
+        return failed if score is None else {"score": score, "label": "billing", "finish_reason": "scored"}
+
+    tickets.run(load_workload(topics), answer)
+    latest = f"select ticket_id, rank from latest_ticket_topics order by {rank_within}, rank, ticket_id"
+    assert tickets.sql(latest) == [(f"t-{number}", None) for number in range(1, 8)]
+
+    topics.write_text(topics.read_text() + f'rank_within = "{rank_within}"\n')
+    scores["t-7"] = 0.15
+    tickets.run(load_workload(topics), answer)
+    ranked = [("t-1", 1), ("t-3", 2), ("t-2", 3), ("t-4", 4), ("t-6", 1), ("t-7", 2), ("t-5", 3)]
+    assert tickets.sql(latest) == ranked
+    tickets.sql("delete from tickets where ticket_id in ('t-1', 't-6')")
+    assert tickets.sql(latest) == [("t-3", 1), ("t-2", 2), ("t-4", 3), ("t-7", 1), ("t-5", 2)]
+    assert tickets.sql("select typeof(rank) from latest_ticket_topics limit 1") == [("INTEGER",)]
+    tickets.sql("update tickets set message = null where ticket_id = 't-3'")
+    tickets.run(load_workload(topics), answer)
+    assert tickets.sql(latest) == [("t-2", 1), ("t-4", 2), ("t-3", None), ("t-7", 1), ("t-5", 2)]
 
 
 @pytest.mark.parametrize("name", ["ranked", "newest", "touched"])
