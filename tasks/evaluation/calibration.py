@@ -30,6 +30,9 @@ FEWEST_ROWS = 50
 FEWEST_ISOTONIC_ROWS = 1000
 """With at least this many rows, "auto" is isotonic; with fewer an isotonic map overfits, a logistic curve does not."""
 
+OWN_COLUMNS = ("column_name", "label", "probability", "calibrated_probability")
+"""Of the views that apply maps."""
+
 NUM_FOLDS = 5
 LEAST_PROBABILITY = 1e-6
 """Probabilities are clipped to this distance from 0 and 1, here and in the view, so that logits are finite."""
@@ -77,11 +80,16 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
         method: "platt" is a logistic curve over logits, "isotonic" a piecewise linear, rising function; "auto" is
             isotonic from `FEWEST_ISOTONIC_ROWS` on.
     Raises:
-        DatabaseError: gold cannot be used or covers no probability; or for each probability, it has fewer than
-            `FEWEST_ROWS` rows that this workload and model answered, or the same value in all, or larger probabilities
-            are not right more often.
+        DatabaseError: a key has the name of a column of the views; gold cannot be used or covers no probability; or for
+            each probability, it has fewer than `FEWEST_ROWS` rows that this workload and model answered, or the same
+            value in all, or larger probabilities are not right more often.
         ConfigError: scikit-learn is not installed.
     """
+    if taken := [key for key in workload.key if key.lower() in OWN_COLUMNS]:
+        raise DatabaseError(
+            f"workload {workload.name!r} has a key {taken[0]!r}, which is also a column of the views of calibrated"
+            " probabilities: give the key another name"
+        )
     with connect(database) as connection, transaction(connection):
         comparison = Comparison(connection, workload, "")
         comparison.take_answers(None)

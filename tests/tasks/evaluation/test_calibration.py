@@ -1,5 +1,6 @@
 """Calibrations: maps that rise, applied by the view as they were fitted, refused where gold is too thin."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,11 @@ def test_too_little_gold_is_refused_in_a_line(database: Path, change: str, messa
         calibrate_answers.fn(str(database), RANKING, "gold", "platt")
     assert "\n" not in str(caught.value)
     assert not sql(database, "select * from information_schema.tables where table_name like 'calibrat%'")
+
+
+def test_a_key_that_is_called_like_a_column_of_the_views_is_refused(database: Path) -> None:
+    with pytest.raises(DatabaseError, match="workload 'ranking' has a key 'Label', which is also a column"):
+        calibrate_answers.fn(str(database), replace(RANKING, key=("query_id", "Label")), "gold", "platt")
 
 
 def test_a_users_own_view_is_not_replaced(database: Path) -> None:
