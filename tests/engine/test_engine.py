@@ -321,6 +321,8 @@ def test_what_is_no_decoder_is_named(engine: Engine) -> None:
         ({"requests": [5]}, "requests must hold Requests, got 5"),
         ({"groups": None}, "groups must be a sequence, got None"),
         ({"groups": ["x"]}, "groups must hold PrefixGroups, got 'x'"),
+        ({"groups": iter(plan_prefix_groups([[5]]))}, "groups must be a sequence, got <list_iterator"),
+        ({"requests": iter([])}, "requests must be a sequence, got <list_iterator"),
         ({"on_step": "x"}, "on_step must be a function of step records, got 'x'"),
     ],
 )
