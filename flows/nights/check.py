@@ -33,7 +33,7 @@ def find_problems(plan: NightPlan) -> list[str]:
     problems: list[str] = []
     if plan.publish is not None:
         try:
-            check_target(plan.database, plan.publish)
+            check_target(plan.database, plan.publish, plan.attach)
         except BatchloomError as error:
             problems.append(str(error))
     workloads = dict(plan.workloads)
