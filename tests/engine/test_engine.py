@@ -277,6 +277,11 @@ def test_a_loaded_model_without_an_output_layer_is_refused(tiny_llama: Path) -> 
         Engine.load(transformers.AutoModel.from_pretrained(tiny_llama), SETTINGS)
 
 
+def test_the_error_for_an_encoder_names_its_engine(minilm: Path) -> None:
+    with pytest.raises(ModelError, match="is_causal=False is not supported; encoders: EncoderEngine"):
+        Engine.load(minilm, SETTINGS)
+
+
 def test_arguments_of_other_types_are_named(tiny_llama: Path, engine: Engine) -> None:
     with pytest.raises(ConfigError, match=r"config must be an EngineConfig, got \{'dtype': 'float32'\}"):
         Engine.load(tiny_llama, {"dtype": "float32"})  # type: ignore[arg-type]
