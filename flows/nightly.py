@@ -71,11 +71,12 @@ def nightly(
     is_kept = sample is None or keep
     if (keep and sample is None) or (publish is not None and not is_kept):
         raise ConfigError("--keep belongs to --sample, and a sample that is not kept has nothing to --publish")
+    attached = find_attachments(attach)
     if publish is not None:
-        check_target(database, publish)
+        check_target(database, publish, attached)
     with hold_night(database, lock_timeout_seconds, is_written=is_kept):
         config = engine.to_config(database)
-        source = find_source(database, model, config, planning, full, find_attachments(attach))
+        source = find_source(database, model, config, planning, full, attached)
         machines.check_host(config, source.checkpoint)
         chosen = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in workloads]
         tables = [workload.output.table for workload in chosen]

@@ -19,6 +19,7 @@ from pydantic import (
 
 from engine.config import EngineConfig
 from engine.device.placement import check_device
+from engine.errors import ConfigError
 from engine.limits import check_kv_budget
 from engine.planning.planner import PlanMethod
 from tasks.database.attach import parse_attachments
@@ -97,8 +98,11 @@ Attachments = tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*=.+$")], ...]
 
 
 def find_attachments(given: Attachments) -> dict[str, str]:
-    """Name to absolute path; raises `ConfigError` for a name that is taken or a path that does not exist."""
-    return parse_attachments(dict(item.split("=", 1) for item in given), Path()) if given else {}
+    """Name to absolute path; raises `ConfigError` for a name that is taken or there twice, or a path without a file."""
+    paths = dict(item.split("=", 1) for item in given)
+    if len(paths) < len(given):
+        raise ConfigError(f"attach: each name may be given once, got {', '.join(given)}")
+    return parse_attachments(paths, Path()) if given else {}
 
 
 class PlanSettings(Settings):

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,10 +26,15 @@ COPY_BYTES = 16 * 1024**2
 WAIT_SECONDS = 0.2
 
 
-def check_target(database: Path, target: Path) -> None:
+def check_target(database: Path, target: Path, attach: Mapping[str, str]) -> None:
     """Check that a copy of the database can be written to `target`: a temporary file is made beside it and deleted.
-    Raises `ConfigError` if its folder is missing or takes no file, or it is a folder itself, a file that is no copy, or
-    the database."""
+
+    Args:
+        attach: name to path of what queries read beside the database.
+    Raises:
+        ConfigError: its folder is missing or takes no file, or it is a folder itself, a file that is no copy, the
+            database, or attached.
+    """
     if not target.parent.is_dir():
         raise ConfigError(f"publish: no folder {target.parent}")
     if not os.access(target.parent, os.W_OK):
@@ -37,6 +43,9 @@ def check_target(database: Path, target: Path) -> None:
         raise ConfigError(f"publish: {target} is a folder, expected a file or nothing")
     if target.resolve() == database.resolve() or (target.exists() and target.samefile(database)):
         raise ConfigError(f"publish: {target} is the database itself")
+    for name, path in attach.items():
+        if target.exists() and target.samefile(path):
+            raise ConfigError(f"publish: {target} is attached as {name!r} and would be replaced; name another file")
     if target.exists():
         with target.open("rb") as file:
             header = file.read(12)

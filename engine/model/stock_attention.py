@@ -113,4 +113,5 @@ def refuse_unless_neutral(
             tensor = f"<tensor of shape {tuple(found.shape)}>"
             raise ModelError(f"{where}attention with {name}={tensor} is not supported")
         if found not in neutral.get(name, ()):
-            raise ModelError(f"{where}attention with {name}={found!r} is not supported")
+            hint = "; encoders: EncoderEngine" if name == "is_causal" else ""
+            raise ModelError(f"{where}attention with {name}={found!r} is not supported{hint}")

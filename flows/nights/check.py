@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -14,6 +15,7 @@ from flows.command.run_flow import plain_log
 from flows.nights.night_file import NightPlan, load_night
 from flows.settings import WorkerSettings
 from tasks.nights.check_steps import find_query_problems
+from tasks.nights.deadline import find_deadline
 from tasks.prompts.prompt import RequestForm, workload_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.thinking import make_thinking
@@ -31,7 +33,7 @@ def find_problems(plan: NightPlan) -> list[str]:
     problems: list[str] = []
     if plan.publish is not None:
         try:
-            check_target(plan.database, plan.publish)
+            check_target(plan.database, plan.publish, plan.attach)
         except BatchloomError as error:
             problems.append(str(error))
     workloads = dict(plan.workloads)
@@ -115,6 +117,7 @@ def check(file: Path) -> int:
     """
     with plain_log(sys.stderr):
         plan = load_night(file)
+        find_deadline(plan.tables.until, plan.tables.budget, datetime.now().astimezone())
         problems = find_problems(plan)
     for problem in problems:
         fail(f"check: {problem}", EXIT_FAILED)

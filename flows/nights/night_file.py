@@ -16,7 +16,6 @@ from flows.settings import EngineSettings, PlanSettings, Settings, WorkerSetting
 from tasks.cascades.cascade import Cascade
 from tasks.database.attach import parse_attachments
 from tasks.nights.cascade_steps import CascadeStep, add_cascades
-from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Step, check_graph
 from tasks.runs.infer_job import FailurePolicy
 from tasks.workloads.fault import UNKNOWN_KEY, choose_fault
@@ -143,7 +142,6 @@ def load_night(path: Path) -> NightPlan:
         by_name = {workload.name: workload for workload in workloads}
         steps, by_name, cascade_steps = add_cascades(steps, by_name, cascades)
         attach = parse_attachments(tables.attach, folder)
-        find_deadline(tables.until, tables.budget, datetime.now().astimezone())
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return NightPlan(

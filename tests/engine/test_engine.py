@@ -277,6 +277,11 @@ def test_a_loaded_model_without_an_output_layer_is_refused(tiny_llama: Path) -> 
         Engine.load(transformers.AutoModel.from_pretrained(tiny_llama), SETTINGS)
 
 
+def test_the_error_for_an_encoder_names_its_engine(minilm: Path) -> None:
+    with pytest.raises(ModelError, match="is_causal=False is not supported; encoders: EncoderEngine"):
+        Engine.load(minilm, SETTINGS)
+
+
 def test_arguments_of_other_types_are_named(tiny_llama: Path, engine: Engine) -> None:
     with pytest.raises(ConfigError, match=r"config must be an EngineConfig, got \{'dtype': 'float32'\}"):
         Engine.load(tiny_llama, {"dtype": "float32"})  # type: ignore[arg-type]
@@ -321,6 +326,8 @@ def test_what_is_no_decoder_is_named(engine: Engine) -> None:
         ({"requests": [5]}, "requests must hold Requests, got 5"),
         ({"groups": None}, "groups must be a sequence, got None"),
         ({"groups": ["x"]}, "groups must hold PrefixGroups, got 'x'"),
+        ({"groups": iter(plan_prefix_groups([[5]]))}, "groups must be a sequence, got <list_iterator"),
+        ({"requests": iter([])}, "requests must be a sequence, got <list_iterator"),
         ({"on_step": "x"}, "on_step must be a function of step records, got 'x'"),
     ],
 )

@@ -99,9 +99,19 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_night(nights: Any, 
         pytest.skip("this user may not mount")
     try:
         with pytest.raises(ConfigError, match=r"publish: .*/readers cannot be written: the folder, or its file system"):
-            check_target(nights.path, folder / "copy.duckdb")
+            check_target(nights.path, folder / "copy.duckdb", {})
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_copy_does_not_replace_what_is_attached(nights: Any, tmp_path: Path) -> None:
+    crm = tmp_path / "crm.duckdb"
+    duckdb.connect(str(crm)).close()
+    with pytest.raises(ConfigError, match=r"publish: .*/crm.duckdb is attached as 'crm' and would be replaced"):
+        nights.run(attach=(f"crm={crm}",), publish=crm)
+    with pytest.raises(ConfigError, match=r"attach: each name may be given once, got crm=.*, crm="):
+        nights.run(attach=(f"crm={crm}", f"crm={tmp_path}"))
 
 
 def test_a_copy_is_not_made_where_it_would_harm(nights: Any, tmp_path: Path) -> None:
@@ -117,8 +127,8 @@ def test_a_copy_is_not_made_where_it_would_harm(nights: Any, tmp_path: Path) -> 
         (tmp_path / ("c" * 250), "c cannot be written: File name too long"),  # its temporary file has a longer name
     ):
         with pytest.raises(ConfigError, match=message):
-            check_target(nights.path, target)
-    check_target(nights.path, tmp_path / "copy.duckdb")
+            check_target(nights.path, target, {})
+    check_target(nights.path, tmp_path / "copy.duckdb", {})
     assert sorted(tmp_path.iterdir()) == [link, nights.path]
     copy = tmp_path / "copy.duckdb"
     (tmp_path / "copy.duckdb.wal").write_bytes(b"x")

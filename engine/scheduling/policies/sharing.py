@@ -1,6 +1,6 @@
 """Which requests share KV: groups of a plan as the scheduler runs them, or each request on its own."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequences
 from operator import attrgetter
 
@@ -85,7 +85,7 @@ def _common_node(
 def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -> None:
     """Raises `RequestError` unless each request is in one group, with its own prompt."""
     for name, given in (("requests", requests), ("groups", groups)):
-        if not isinstance(given, Iterable):
+        if not isinstance(given, Sequences):
             raise RequestError(f"{name} must be a sequence, got {given!r}")
     left = dict(enumerate(requests))
     for group in groups:

@@ -321,6 +321,18 @@ def test_a_night_file_may_begin_with_a_byte_order_mark(nights: Any, write_night:
     assert load_night(write_night(night="\ufeff" + NIGHT)) == plan
 
 
+def test_a_budget_replaces_an_end_that_has_passed(
+    nights: Any, write_night: Any, prefect_server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_night(night="until = 2020-01-01T00:00:00" + NIGHT)
+    with pytest.raises(ConfigError, match="until 2020-01-01T00:00:00 has passed"):
+        night(file=file)
+    assert batchloom(["check", str(file)]) == 1
+    assert capsys.readouterr().err == "check: until 2020-01-01T00:00:00 has passed\n"
+    assert batchloom(["advise", str(file)]) == 0
+    assert [summary.status for summary in night(file=file, budget="1h")] == ["completed", "completed"]
+
+
 def test_a_night_ends_at_its_deadline(
     nights: Any,
     write_night: Any,
