@@ -60,9 +60,8 @@ def _gpu(
 ) -> Device:
     """A GPU from its data sheet: dense TFLOPS in 16-bit formats, in float32 and in fp8 if it has it, GB/s, GB.
 
-    The efficiencies are assumptions, the same for all GPUs: well-tuned large matrix products reach half of the dense
-    peak, streaming kernels reach three quarters of the bandwidth, and PyTorch takes half a millisecond for the dozen
-    launches of a layer that is not compiled or captured.
+    The efficiencies are those that explain seven batches of an 8B model in bfloat16 on an H200 within 5 % each
+    (docs/explain.md), and an assumption for all other GPUs, models and formats.
     """
     return Device(
         name=name,
@@ -71,9 +70,9 @@ def _gpu(
         | ({"fp8": fp8 * _TERA} if fp8 else {}),
         peak_bytes_per_second=gbs * _GB,
         memory_bytes=memory_gb * _GB,
-        compute_efficiency=0.5,
+        compute_efficiency=0.63,
         memory_efficiency=0.75,
-        host_s_per_layer=0.5e-3,
+        host_s_per_layer=0.2e-3,
         overlaps_host=True,
         source=source,
     )

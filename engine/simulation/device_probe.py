@@ -42,9 +42,9 @@ def probe_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
         peak_flops={dtype: _measure_flops(device, num_threads, shape.hidden_size, shape.intermediate_size, kind)},
         peak_bytes_per_second=_measure_bandwidth(device, num_threads),
         memory_bytes=free_memory_bytes(device),
-        compute_efficiency=0.75 if is_cpu else 0.7,
-        memory_efficiency=0.9,
-        host_s_per_layer=0.4e-3 if is_cpu else 0.5e-3,
+        compute_efficiency=0.75 if is_cpu else 0.9,
+        memory_efficiency=0.9 if is_cpu else 0.85,
+        host_s_per_layer=0.4e-3 if is_cpu else 0.2e-3,
         overlaps_host=not is_cpu,
         source=f"measured: products of {sizes}, sums of {_READ_BYTES >> 20} MiB",
     )

@@ -193,7 +193,7 @@ def test_a_step_costs_what_the_roofline_says() -> None:
     work = StepWork(num_rows=7, num_output_rows=3, num_attention_pairs=50, num_kv_tokens_read=20)
     device = DEVICES["a100"]
     cost = Roofline(SHAPE, device, "float32").cost(work)
-    assert cost.compute_s == pytest.approx((2 * 7 * matrices + 2 * 3 * 800 + 50 * 4 * 2 * 4 * 2) / (0.5 * 19.5e12))
+    assert cost.compute_s == pytest.approx((2 * 7 * matrices + 2 * 3 * 800 + 50 * 4 * 2 * 4 * 2) / (0.63 * 19.5e12))
     assert cost.memory_s == pytest.approx((2 * (matrices + 800) + 27 * 32) / (0.75 * 2039e9))
     assert cost.seconds == cost.host_s == 2 * device.host_s_per_layer
     for much, bound in (("num_attention_pairs", "compute_s"), ("num_kv_tokens_read", "memory_s")):
