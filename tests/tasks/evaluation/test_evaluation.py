@@ -15,7 +15,7 @@ from sklearn import metrics as sk
 
 from engine.errors import ConfigError, DatabaseError
 from sql import statement
-from tasks.database.connection import connect
+from tasks.database.connection import connect, execute
 from tasks.database.schema import create_schema
 from tasks.evaluation import evaluation as evaluation_module
 from tasks.evaluation.evaluation import Evaluation, evaluate_answers
@@ -138,6 +138,27 @@ def test_ranks_are_judged_as_scikit_learn_does(database: Path) -> None:
     assert found["rank", "ndcg@5", None] == pytest.approx(np.mean(gains))
     first = [1 / (1 + np.flatnonzero(grade[np.argsort(-score)] > 0)[0]) for grade, score in of_query]
     assert found["rank", "mrr", None] == pytest.approx(np.mean(first))
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_ranks_of_a_run_are_among_its_own_answers(database: Path) -> None:
+    """A later run answers the best row again, as the worst: the earlier run's next one is then the first of the
+    newest answers, too."""
+    sql(database, "insert into ranking_candidates select 'q0', 'd' || i from range(4) as rows (i)")
+    add = "insert into rankings (query_id, doc_id, score, status, run_id, created_at) values ('q0', ?, ?, 'ok', ?, ?)"
+    ranked = {"keys": RANKING.key, "rank_within": "query_id", "table": "rankings"}
+    for run_id, day, scores in (("r1", 1, (0.9, 0.8, 0.7, 0.6)), ("r2", 2, (0.1,))):
+        with connect(database) as connection:
+            for n, score in enumerate(scores):
+                connection.execute(add, [f"d{n}", score, run_id, f"2026-01-0{day} 00:00:00+00"])
+            execute(connection, "write/rank_answers", {"run_id": run_id}, **ranked)
+    sql(
+        database, "create table gold as select 'q0' as query_id, 'd' || i as doc_id, 1 as relevance from range(2) t (i)"
+    )
+    first = values_of(evaluate_answers.fn(database, RANKING, "gold", run_id="r1"))
+    newest = values_of(evaluate_answers.fn(database, RANKING, "gold"))
+    assert first["rank", "ndcg@10", None] == pytest.approx(1)
+    assert newest["rank", "ndcg@10", None] == pytest.approx(sk.ndcg_score([[1, 1, 0, 0]], [[0.1, 0.8, 0.7, 0.6]]))
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
