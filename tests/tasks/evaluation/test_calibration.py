@@ -114,8 +114,9 @@ def test_maps_rise_and_mend_what_is_too_sure(method: Method) -> None:
         assert (found.slope, found.intercept) == (pytest.approx(1 / 3, abs=0.04), pytest.approx(-1 / 3, abs=0.1))
     assert fit(probabilities, happened, "auto").method == "isotonic"
     assert fit(probabilities[:200], happened[:200], "auto").method == "platt"
-    with pytest.raises(ValueError, match="larger probabilities are not right more often"):
-        fit(1 - probabilities, happened, "platt")
+    for not_rising in (1 - probabilities, np.full(3000, 0.7)):
+        with pytest.raises(ValueError, match="larger probabilities are not right more often"):
+            fit(not_rising, happened, method)
 
 
 @pytest.fixture
