@@ -28,12 +28,12 @@ compared as (
                 try_cast(given as double) is not distinct from try_cast(answer as double)
                 and expected is not distinct from answer
             when 'text' then
-                regexp_replace(expected, '^\s+|\s+$', '', 'g') is not distinct
-                from regexp_replace(answer, '^\s+|\s+$', '', 'g')
+                regexp_replace(expected, '^[\s\v\p{Z}]+|[\s\v\p{Z}]+$', '', 'g') is not distinct
+                from regexp_replace(answer, '^[\s\v\p{Z}]+|[\s\v\p{Z}]+$', '', 'g')
             else expected is not distinct from answer
         end as is_right,
-        list_histogram(regexp_extract_all(lower(coalesce(expected, '')), '[\p{L}\p{N}]+')) as expected_words,
-        list_histogram(regexp_extract_all(lower(coalesce(answer, '')), '[\p{L}\p{N}]+')) as answer_words
+        list_histogram(regexp_extract_all(lower(coalesce(expected, '')), '[\p{L}\p{M}\p{N}]+')) as expected_words,
+        list_histogram(regexp_extract_all(lower(coalesce(answer, '')), '[\p{L}\p{M}\p{N}]+')) as answer_words
     from texts
 ),
 
