@@ -323,6 +323,9 @@ def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> 
         ("decimal(12, 2)", "12.5", "12.5::double", True),
         ("decimal(12, 2)", "12.5", "12.504", False),
         ("float", "0.1", "0.10", True),
+        ("double", "'-0.0'", "0", True),
+        ("double[]", "['-0.0', null]", "[0, null]", True),
+        ("double[]", "[1.0, null]", "[1.0, 2.0]", False),
         ("text", "'Yes'", "e' Yes\\n'", True),
         ("text", "'Yes'", "e'\u3000Yes\u00a0'", True),
         ("text", "'Yes'", "'No'", False),
@@ -334,7 +337,7 @@ def test_equal_means_the_same_value(tmp_path: Path, type_: str, answer: str, exp
     sql(
         path,
         "create table latest_snippets as select 'd' as doc_id, 'q' as query_id, 'ok' as status, 'r' as run_id,"
-        f" now() as created_at, '' as content_key, {answer}::{type_} as found",
+        f" now() as created_at, '' as content_key, ({answer})::{type_} as found",
     )
     sql(path, f"create table gold as select 'd' as doc_id, 'q' as query_id, {expected} as found")
     assert values_of(evaluate_answers.fn(path, SNIPPETS, "gold"))["found", "exact_match", None] == is_right
