@@ -171,7 +171,8 @@ def _fit_column(
     """The map for the column, or one for each label; a text in place of a map says why there is none."""
     name = _probability_of(column)
     parameters = digests | {"true_label": column.true_label}
-    rows = comparison.execute("calibrate/points", parameters, expected=column.expected, probability=name).fetchall()
+    names = {"expected": column.expected, "answer": column.name, "probability": name}
+    rows = comparison.execute("calibrate/points", parameters, **names).fetchall()
     labels: Sequence[str | None] = sorted({label for label, _, _ in rows}) or [None]
     found = list[Calibration | str]()
     for label in labels:
