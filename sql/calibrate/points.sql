@@ -2,8 +2,8 @@
 -- grain:   one row per gold row with an answer of this workload and model; if labels have probabilities, one for each
 -- inputs:  batchloom_expected_rows, batchloom_answers, runs, macro probability_entries_of
 -- identifiers: {expected}, {answer}, {probability}
--- parameters: $true_label (of a probability without label, the label whose probability it is; null: it is that of true, or
---          of the answer where that is a text), $workload_digest, $model_digest
+-- parameters: $true_label (of a probability without label, the label whose probability it is; null: it is that of true,
+--          or of the answer where that is a text), $workload_digest, $model_digest
 
 with listed as (
     select

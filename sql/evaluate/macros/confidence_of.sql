@@ -1,5 +1,6 @@
--- purpose: the probability of the answered label, from the type of the probabilities: the probability of true, or of the
---          answer where that is no boolean, the log-probabilities of all labels, or the probability of each label by name
+-- purpose: the probability of the answered label, from the type of the probabilities: the probability of true, or of
+--          the answer where that is no boolean, the log-probabilities of all labels, or the probability of each label by
+--          name
 -- grain:   a scalar
 -- inputs:  none
 -- parameters: none
