@@ -166,8 +166,6 @@ class Comparison:
                 if run_id is None
                 else f"run {run_id!r} has no answers in table {self._table!r}"
             )
-        if run_id is not None and not is_reference and self._workload.kind.rank_within:
-            self.execute("gold/rank_run", {"group": self._rank_group()})
 
     def read_gold(self, gold: str, copy: str | None = None) -> list[ComparedColumn]:
         """The columns to compare; raises `DatabaseError` for gold that cannot be used. `copy` is the table with the
@@ -194,15 +192,17 @@ class Comparison:
             gold, copy, k: see `read_gold` and `evaluate_answers`.
         """
         for column in self.read_gold(gold, copy):
-            self._pair(column)
             parameters: dict[str, Any] = {"column": column.name}
+            if column.kind == "rank":
+                parameters["group"] = self._workload.key.index(self._workload.kind.rank_within) + 1
+                self.execute("gold/rank_answers", {"group": parameters["group"]})
+            self._pair(column)
             if column.kind in ("probability", "rank"):
                 parameters["true_label"] = column.true_label
             if column.kind == "probability":
                 self.execute("evaluate/insert_probability_rows", self._this | parameters)
             elif column.kind == "rank":
-                parameters |= {"group": self._rank_group(), "k": k}
-                self.execute("evaluate/insert_rank_rows", self._this | parameters)
+                self.execute("evaluate/insert_rank_rows", self._this | parameters | {"k": k})
             else:
                 self._insert(column, GOLD, "accuracy" if column.kind == "label" else "exact_match")
 
@@ -236,10 +236,6 @@ class Comparison:
     def _insert(self, column: ComparedColumn, reference: str, right: str) -> None:
         parameters = {"column": column.name, "kind": column.kind, "reference": reference, "right": right}
         self.execute("evaluate/insert_rows", self._this | parameters | {"is_nullable": column.is_nullable})
-
-    def _rank_group(self) -> int:
-        """Position in the key, from 1, of the column within which rows are ranked."""
-        return self._workload.key.index(self._workload.kind.rank_within) + 1
 
     def _check_keys(self, gold: str) -> None:
         if self._count("batchloom_expected_rows") == 0:

@@ -1,5 +1,5 @@
--- purpose: rank the answers of a run among themselves, by score, then by key; the ranks in the output table are among
---          the newest answers, which another run may have given
+-- purpose: rank the answers among themselves, by score, then by key; the ranks of a run's rows in the output table are
+--          among the newest answers, which another run may have given
 -- grain:   one row per answer that is no error
 -- inputs:  batchloom_answers
 -- parameters: $group (position in the key of the column within which rows are ranked)
