@@ -187,6 +187,17 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
 
 
 @pytest.mark.usefixtures("few_replicates")
+@pytest.mark.parametrize("num_rows", [1, 5, 6])
+def test_a_bootstrap_of_few_rows_has_no_interval(database: Path, num_rows: int) -> None:
+    """Equal rows give it no width, however few they are; Wilson's interval is as wide as it must be."""
+    add_rankings(database, [0.9] * num_rows)
+    add_gold(database, ["yes"] * num_rows)
+    for each in evaluate_answers.fn(database, RANKING, "gold").metrics:
+        is_share = each.metric in ("accuracy", "coverage", "precision", "recall", "mrr", "ndcg@10")
+        assert (each.low is not None) == (each.high is not None) == (is_share or num_rows == 6), each
+
+
+@pytest.mark.usefixtures("few_replicates")
 def test_texts_count_equal_words(database: Path) -> None:
     answers = {
         "d0": ("A Night  watchman.", "a night watchman"),
