@@ -71,6 +71,6 @@ def _list_differences(found: PromptDiff) -> Table:
     table = make_table(f"Against {found.gold}", ("column", "measure"), numbers)
     for each in found.differences:
         values = (f"{each.first_value:.3f}", f"{each.second_value:.3f}", f"{each.difference:+z.3f}")
-        ends = f"{each.low:+z.3f} to {each.high:+z.3f}"
+        ends = "-" if each.low is None or each.high is None else f"{each.low:+z.3f} to {each.high:+z.3f}"
         table.add_row(each.column_name, each.metric, *values, ends, f"{each.num_rows:,}")
     return table

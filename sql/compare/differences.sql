@@ -2,7 +2,7 @@
 --          for both, and of its difference per row with a bootstrap interval over rows
 -- grain:   one row per column and measure
 -- inputs:  evaluated_rows with the evaluations 'first' and 'second', macro weight_of
--- parameters: $num_replicates
+-- parameters: $num_replicates, $fewest_rows (of a bootstrap; with fewer there is no interval)
 
 with entries as (
     select evaluation_id, column_name, request_key, unnest(map_entries(measures)) as measure
@@ -66,5 +66,8 @@ select
     intervals.high,
     points.num_rows
 from points
-inner join intervals on intervals.column_name = points.column_name and intervals.metric = points.metric
+left join intervals
+    on intervals.column_name = points.column_name
+    and intervals.metric = points.metric
+    and points.num_rows >= $fewest_rows
 order by points.column_name, points.metric

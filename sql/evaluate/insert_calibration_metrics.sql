@@ -2,7 +2,7 @@
 --          width, weighted by rows
 -- grain:   one row per column with confidences
 -- inputs:  evaluated_rows, macro weight_of
--- parameters: $evaluation_id, $num_replicates
+-- parameters: $evaluation_id, $num_replicates, $fewest_rows (of a bootstrap; with fewer there is no interval)
 
 insert into evaluation_metrics by name
 with binned as (
@@ -39,8 +39,12 @@ select
     column_name,
     'ece' as metric,
     any_value(value) filter (replicate = 0) as value,
-    quantile_cont(value, 0.025) filter (replicate > 0) as low,
-    quantile_cont(value, 0.975) filter (replicate > 0) as high,
+    case when any_value(num_rows) filter (replicate = 0) >= $fewest_rows
+        then quantile_cont(value, 0.025) filter (replicate > 0)
+    end as low,
+    case when any_value(num_rows) filter (replicate = 0) >= $fewest_rows
+        then quantile_cont(value, 0.975) filter (replicate > 0)
+    end as high,
     any_value(num_rows) filter (replicate = 0) as num_rows
 from errors
 group by column_name

@@ -2,7 +2,7 @@
 --          is an error counts for recall and kappa. Two runs get kappa only.
 -- grain:   one row per reference, column, label (null for all) and metric
 -- inputs:  evaluated_rows, macros wilson_low, wilson_high and weight_of
--- parameters: $evaluation_id, $num_replicates
+-- parameters: $evaluation_id, $num_replicates, $fewest_rows (of a bootstrap; with fewer there is no interval)
 
 insert into evaluation_metrics by name
 with compared as (
@@ -98,8 +98,12 @@ bootstrapped as (
         label,
         metric,
         any_value(value) filter (replicate = 0) as value,
-        quantile_cont(value, 0.025) filter (replicate > 0) as low,
-        quantile_cont(value, 0.975) filter (replicate > 0) as high,
+        case when any_value(num_rows) filter (replicate = 0) >= $fewest_rows
+            then quantile_cont(value, 0.025) filter (replicate > 0)
+        end as low,
+        case when any_value(num_rows) filter (replicate = 0) >= $fewest_rows
+            then quantile_cont(value, 0.975) filter (replicate > 0)
+        end as high,
         any_value(num_rows) filter (replicate = 0) as num_rows
     from resampled
     group by all

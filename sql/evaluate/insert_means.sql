@@ -1,7 +1,7 @@
 -- purpose: the metrics that are means over rows
 -- grain:   one row per reference, column and measure
 -- inputs:  evaluated_rows, macros wilson_low, wilson_high and weight_of
--- parameters: $evaluation_id, $num_replicates
+-- parameters: $evaluation_id, $num_replicates, $fewest_rows (of a bootstrap; with fewer there is no interval)
 
 insert into evaluation_metrics by name
 with entries as (
@@ -71,3 +71,4 @@ left join intervals
     on intervals.reference = points.reference
     and intervals.column_name = points.column_name
     and intervals.metric = points.metric
+    and points.num_rows >= $fewest_rows

@@ -11,6 +11,7 @@ with texts as (
         status,
         confidence,
         given,
+        expected is not distinct from answer as is_same,
         coalesce(decode(encode(expected::varchar), 'replace'), case when $kind = 'label' then 'NULL' end) as expected,
         coalesce(
             decode(encode(answer::varchar), 'replace'),
@@ -25,15 +26,15 @@ compared as (
         *,
         status = 'ok' and case $kind
             when 'number' then  -- 1.5 is no integer, and whole numbers beyond 2^53 are not exact as doubles
-                try_cast(given as double) is not distinct from try_cast(answer as double)
-                and expected is not distinct from answer
+                try_cast(given as double) is not distinct from try_cast(answer as double) and is_same
             when 'text' then
-                regexp_replace(expected, '^\s+|\s+$', '', 'g') is not distinct
-                from regexp_replace(answer, '^\s+|\s+$', '', 'g')
-            else expected is not distinct from answer
+                regexp_replace(expected, '^[\s\v\p{Z}]+|[\s\v\p{Z}]+$', '', 'g') is not distinct
+                from regexp_replace(answer, '^[\s\v\p{Z}]+|[\s\v\p{Z}]+$', '', 'g')
+            when 'label' then expected is not distinct from answer
+            else is_same
         end as is_right,
-        list_histogram(regexp_extract_all(lower(coalesce(expected, '')), '[\p{L}\p{N}]+')) as expected_words,
-        list_histogram(regexp_extract_all(lower(coalesce(answer, '')), '[\p{L}\p{N}]+')) as answer_words
+        list_histogram(regexp_extract_all(lower(coalesce(expected, '')), '[\p{L}\p{M}\p{N}]+')) as expected_words,
+        list_histogram(regexp_extract_all(lower(coalesce(answer, '')), '[\p{L}\p{M}\p{N}]+')) as answer_words
     from texts
 ),
 

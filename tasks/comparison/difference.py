@@ -15,7 +15,7 @@ from tasks.comparison.paired_rows import PairedRow
 from tasks.database.connection import connect, execute, fetch_rows, set_connection_options
 from tasks.database.messages import explain
 from tasks.evaluation.compared_column import list_gold_columns, match_columns
-from tasks.evaluation.evaluation import MOST_REPLICATES, Comparison, Metric
+from tasks.evaluation.evaluation import FEWEST_ROWS, MOST_REPLICATES, Comparison, Metric
 from tasks.forecast.sampled import SampledForecast
 from tasks.workloads.workload import Workload
 
@@ -25,15 +25,15 @@ SIDES = ("first", "second")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """A metric of both workloads' answers on gold rows: its means over the rows, and second minus first with a 95%
-    interval from paired rows."""
+    interval from paired rows; None if there are too few rows for one."""
 
     column_name: str
     metric: str
     first_value: float
     second_value: float
     difference: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     num_rows: int
 
 
@@ -102,7 +102,9 @@ def compare_with_gold(
                 comparison.take_answers(None)
                 comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
                 execute(memory, "schema/drop_table", table=table)  # the other workload may write to the same one
-            found = execute(memory, "compare/differences", {"num_replicates": MOST_REPLICATES})
+            found = execute(
+                memory, "compare/differences", {"num_replicates": MOST_REPLICATES, "fewest_rows": FEWEST_ROWS}
+            )
             return [Difference(**row) for row in fetch_rows(found)]
         except duckdb.Error as error:
             raise DatabaseError(f"{database}: {explain(error)}") from error

@@ -131,6 +131,9 @@ def fit(probabilities: Values, is_right: Values, method: Method) -> Calibration:
         raise ValueError(f"{answered}; a calibration needs at least {FEWEST_ROWS}")
     if not 0 < is_right.mean() < 1:
         raise ValueError("all rows say the same; a calibration needs right and wrong ones")
+    above_least = _logit(probabilities) - _logit(probabilities).min()
+    if above_least[is_right == 1].mean() <= above_least[is_right == 0].mean():
+        raise ValueError("larger probabilities are not right more often; calibration cannot correct that")
     if method == "auto":
         method = "isotonic" if len(probabilities) >= FEWEST_ISOTONIC_ROWS else "platt"
     fitted = _fit(probabilities, is_right, method)
@@ -159,10 +162,7 @@ def _fit(probabilities: Values, is_right: Values, method: str) -> Calibration:
         curve = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(probabilities, is_right)
         return make(thresholds=tuple(curve.X_thresholds_.tolist()), calibrated=tuple(curve.y_thresholds_.tolist()))
     line = LogisticRegression(C=WEAK_PENALTY, max_iter=1000).fit(_logit(probabilities)[:, None], is_right)
-    slope, intercept = float(line.coef_[0, 0]), float(line.intercept_[0])
-    if slope <= 0:
-        raise ValueError("larger probabilities are not right more often; calibration cannot correct that")
-    return make(slope=slope, intercept=intercept)
+    return make(slope=float(line.coef_[0, 0]), intercept=float(line.intercept_[0]))
 
 
 def _fit_column(
@@ -171,7 +171,8 @@ def _fit_column(
     """The map for the column, or one for each label; a text in place of a map says why there is none."""
     name = _probability_of(column)
     parameters = digests | {"true_label": column.true_label}
-    rows = comparison.execute("calibrate/points", parameters, expected=column.expected, probability=name).fetchall()
+    names = {"expected": column.expected, "answer": column.name, "probability": name}
+    rows = comparison.execute("calibrate/points", parameters, **names).fetchall()
     labels: Sequence[str | None] = sorted({label for label, _, _ in rows}) or [None]
     found = list[Calibration | str]()
     for label in labels:

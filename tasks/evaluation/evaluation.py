@@ -29,6 +29,9 @@ VIEW_COLUMNS = {
 MACROS = ("confidence_of", "wilson_low", "wilson_high", "weight_of")
 
 MOST_REPLICATES, FEWEST_REPLICATES = 1000, 100
+FEWEST_ROWS = 6
+"""Fewest rows of a bootstrap: of five rows that all say the same, the test of signs cannot say anything with 95%."""
+
 MOST_DRAWS = 5_000_000
 """Most rows times replicates of the bootstrap; for more rows there are fewer replicates."""
 
@@ -192,15 +195,17 @@ class Comparison:
             gold, copy, k: see `read_gold` and `evaluate_answers`.
         """
         for column in self.read_gold(gold, copy):
-            self._pair(column)
             parameters: dict[str, Any] = {"column": column.name}
+            if column.kind == "rank":
+                parameters["group"] = self._workload.key.index(self._workload.kind.rank_within) + 1
+                self.execute("gold/rank_answers", {"group": parameters["group"]})
+            self._pair(column)
             if column.kind in ("probability", "rank"):
                 parameters["true_label"] = column.true_label
             if column.kind == "probability":
                 self.execute("evaluate/insert_probability_rows", self._this | parameters)
             elif column.kind == "rank":
-                group = self._workload.key.index(self._workload.kind.rank_within) + 1
-                self.execute("evaluate/insert_rank_rows", self._this | parameters | {"group": group, "k": k})
+                self.execute("evaluate/insert_rank_rows", self._this | parameters | {"k": k})
             else:
                 self._insert(column, GOLD, "accuracy" if column.kind == "label" else "exact_match")
 
@@ -224,7 +229,8 @@ class Comparison:
         num_rows = self._count("batchloom_expected_rows")
         num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // num_rows))
         for name in ("means", "label_metrics", "calibration_metrics"):
-            self.execute(f"evaluate/insert_{name}", self._this | {"num_replicates": num_replicates})
+            parameters = {"num_replicates": num_replicates, "fewest_rows": FEWEST_ROWS}
+            self.execute(f"evaluate/insert_{name}", self._this | parameters)
         return [Metric(**row) for row in fetch_rows(self.execute("evaluate/metrics", self._this))]
 
     def _pair(self, column: ComparedColumn) -> None:

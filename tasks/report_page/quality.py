@@ -41,10 +41,11 @@ def interval(each: Row) -> str:
 
 
 def _draw_metrics(metrics: Sequence[Row]) -> Picture:
-    """A dot with an interval for each metric, on a scale from 0 to 1; it begins below 0 if an interval does."""
+    """A dot with an interval for each metric, on a scale from 0 to 1; it reaches further if an interval does."""
     right, height = WIDE - VALUE_WIDTH, len(metrics) * ROW_HEIGHT
     least = min(0.0, *(float(each.value if each.low is None else each.low) for each in metrics))
-    at = Scale(low=least, high=1.0, start=NAME_WIDTH, end=right).at
+    most = max(1.0, *(float(each.value if each.high is None else each.high) for each in metrics))
+    at = Scale(low=least, high=most, start=NAME_WIDTH, end=right).at
     marks = [element("line", x1=at(0), x2=at(0), y1=0.0, y2=height, class_="axis")] if least < 0 else []
     for number, each in enumerate(metrics):
         y = number * ROW_HEIGHT + ROW_HEIGHT / 2

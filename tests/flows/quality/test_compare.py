@@ -198,6 +198,7 @@ def test_questions_are_compared_one_by_one(nights: Any, tmp_path: Path) -> None:
     assert agreements["size", "mean_absolute_error"].value == pytest.approx(sum(apart) / 3)
     differences = {(each.column_name, each.metric): each for each in found.differences}
     assert differences["tall", "accuracy"].difference == 0
+    assert differences["tall", "accuracy"].low is differences["tall", "accuracy"].high is None, "three rows"
     assert differences["size", "mean_absolute_error"].difference == pytest.approx(sum(apart) / 3)
     assert "Where both agree" in render_comparison(found, 140)
 

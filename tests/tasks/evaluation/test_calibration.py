@@ -12,6 +12,7 @@ from engine.errors import DatabaseError
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.evaluation.calibration import Method, calibrate_answers, fit
+from tasks.evaluation.evaluation import evaluate_answers
 from tasks.workloads.workload import load_workload
 
 RANKING = load_workload("ranking")
@@ -114,8 +115,9 @@ def test_maps_rise_and_mend_what_is_too_sure(method: Method) -> None:
         assert (found.slope, found.intercept) == (pytest.approx(1 / 3, abs=0.04), pytest.approx(-1 / 3, abs=0.1))
     assert fit(probabilities, happened, "auto").method == "isotonic"
     assert fit(probabilities[:200], happened[:200], "auto").method == "platt"
-    with pytest.raises(ValueError, match="larger probabilities are not right more often"):
-        fit(1 - probabilities, happened, "platt")
+    for not_rising in (1 - probabilities, np.full(3000, 0.7)):
+        with pytest.raises(ValueError, match="larger probabilities are not right more often"):
+            fit(not_rising, happened, method)
 
 
 @pytest.fixture
@@ -168,6 +170,23 @@ def test_the_view_without_labels_has_the_likeliest_one(typed: Path) -> None:
     )
     assert len(shown) == 80
     assert shown == likeliest
+
+
+def test_the_one_probability_of_a_text_is_that_of_the_answer(typed: Path) -> None:
+    """As extracted columns may have it: `a` is answered, and right where gold says `a`."""
+    sql(
+        typed,
+        "create or replace table latest_snippets as select * exclude (topic_probabilities),"
+        " topic_probabilities['a'] as topic_probability from latest_snippets",
+    )
+    (found,) = calibrate_answers.fn(str(typed), SNIPPETS, "gold", "platt")
+    probabilities, happened = too_sure(80)
+    assert (found.column_name, found.label, found.num_rows) == ("topic_probability", None, 80)
+    assert found.brier_before == pytest.approx(((probabilities - happened) ** 2).mean())
+    metrics = {each.metric: each.value for each in evaluate_answers.fn(typed, SNIPPETS, "gold").metrics}
+    tenths = np.minimum(np.floor(probabilities * 10), 9)
+    gaps = [abs((happened - probabilities)[tenths == tenth].sum()) for tenth in range(10)]
+    assert metrics["ece"] == pytest.approx(sum(gaps) / 80)
 
 
 def test_nothing_is_written_if_no_label_can_be_calibrated(typed: Path) -> None:

@@ -15,7 +15,7 @@ from sklearn import metrics as sk
 
 from engine.errors import ConfigError, DatabaseError
 from sql import statement
-from tasks.database.connection import connect
+from tasks.database.connection import connect, execute
 from tasks.database.schema import create_schema
 from tasks.evaluation import evaluation as evaluation_module
 from tasks.evaluation.evaluation import Evaluation, evaluate_answers
@@ -140,6 +140,27 @@ def test_ranks_are_judged_as_scikit_learn_does(database: Path) -> None:
     assert found["rank", "mrr", None] == pytest.approx(np.mean(first))
 
 
+@pytest.mark.usefixtures("few_replicates")
+def test_ranks_of_a_run_are_among_its_own_answers(database: Path) -> None:
+    """A later run answers the best row again, as the worst: the earlier run's next one is then the first of the
+    newest answers, too."""
+    sql(database, "insert into ranking_candidates select 'q0', 'd' || i from range(4) as rows (i)")
+    add = "insert into rankings (query_id, doc_id, score, status, run_id, created_at) values ('q0', ?, ?, 'ok', ?, ?)"
+    ranked = {"keys": RANKING.key, "rank_within": "query_id", "table": "rankings"}
+    for run_id, day, scores in (("r1", 1, (0.9, 0.8, 0.7, 0.6)), ("r2", 2, (0.1,))):
+        with connect(database) as connection:
+            for n, score in enumerate(scores):
+                connection.execute(add, [f"d{n}", score, run_id, f"2026-01-0{day} 00:00:00+00"])
+            execute(connection, "write/rank_answers", {"run_id": run_id}, **ranked)
+    sql(
+        database, "create table gold as select 'q0' as query_id, 'd' || i as doc_id, 1 as relevance from range(2) t (i)"
+    )
+    first = values_of(evaluate_answers.fn(database, RANKING, "gold", run_id="r1"))
+    newest = values_of(evaluate_answers.fn(database, RANKING, "gold"))
+    assert first["rank", "ndcg@10", None] == pytest.approx(1)
+    assert newest["rank", "ndcg@10", None] == pytest.approx(sk.ndcg_score([[1, 1, 0, 0]], [[0.1, 0.8, 0.7, 0.6]]))
+
+
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     """Shares by Wilson's formula, means by the bootstrap: 95% of intervals, within what 400 trials leave to chance."""
     rng = np.random.default_rng(5)
@@ -166,6 +187,17 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
 
 
 @pytest.mark.usefixtures("few_replicates")
+@pytest.mark.parametrize("num_rows", [1, 5, 6])
+def test_a_bootstrap_of_few_rows_has_no_interval(database: Path, num_rows: int) -> None:
+    """Equal rows give it no width, however few they are; Wilson's interval is as wide as it must be."""
+    add_rankings(database, [0.9] * num_rows)
+    add_gold(database, ["yes"] * num_rows)
+    for each in evaluate_answers.fn(database, RANKING, "gold").metrics:
+        is_share = each.metric in ("accuracy", "coverage", "precision", "recall", "mrr", "ndcg@10")
+        assert (each.low is not None) == (each.high is not None) == (is_share or num_rows == 6), each
+
+
+@pytest.mark.usefixtures("few_replicates")
 def test_texts_count_equal_words(database: Path) -> None:
     answers = {
         "d0": ("A Night  watchman.", "a night watchman"),
@@ -173,6 +205,7 @@ def test_texts_count_equal_words(database: Path) -> None:
         "d2": ("the the house", "the house"),
         "d3": ("...", "..."),
         "d4": (None, "it failed"),
+        "d5": ("\u0915\u0940", "\u0915\u093f"),  # words of Hindi that differ in a vowel sign
     }
     for doc_id, (answer, _) in answers.items():
         sql(
@@ -185,15 +218,15 @@ def test_texts_count_equal_words(database: Path) -> None:
     sql(database, "create table gold (query_id text, doc_id text, snippet text)")
     for doc_id, (_, expected) in answers.items():
         sql(database, "insert into gold values ('q0', ?, ?)", [doc_id, expected])
-    sql(database, "insert into gold values ('q0', 'd-never', 'not asked'), ('q0', 'd5', null)")
+    sql(database, "insert into gold values ('q0', 'd-never', 'not asked'), ('q0', 'd6', null)")
     evaluation = evaluate_answers.fn(database, SNIPPETS, "gold")
     found = values_of(evaluation)
-    assert found["snippet", "exact_match", None] == pytest.approx(2 / 5), "the failed row is wrong"
-    assert found["snippet", "token_f1", None] == pytest.approx((1 + 1 + 2 * 2 / 5 + 1 + 0) / 5)
-    assert found["snippet", "coverage", None] == pytest.approx(4 / 6)
+    assert found["snippet", "exact_match", None] == pytest.approx(2 / 6), "the failed row is wrong"
+    assert found["snippet", "token_f1", None] == pytest.approx((1 + 1 + 2 * 2 / 5 + 1 + 0 + 0) / 6)
+    assert found["snippet", "coverage", None] == pytest.approx(5 / 7)
     assert (evaluation.num_gold_rows, evaluation.num_ok, evaluation.num_errors, evaluation.num_unanswered) == (
-        7,
-        4,
+        8,
+        5,
         1,
         2,
     )
@@ -301,7 +334,11 @@ def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> 
         ("decimal(12, 2)", "12.5", "12.5::double", True),
         ("decimal(12, 2)", "12.5", "12.504", False),
         ("float", "0.1", "0.10", True),
+        ("double", "'-0.0'", "0", True),
+        ("double[]", "['-0.0', null]", "[0, null]", True),
+        ("double[]", "[1.0, null]", "[1.0, 2.0]", False),
         ("text", "'Yes'", "e' Yes\\n'", True),
+        ("text", "'Yes'", "e'\u3000Yes\u00a0'", True),
         ("text", "'Yes'", "'No'", False),
     ],
 )
@@ -311,7 +348,7 @@ def test_equal_means_the_same_value(tmp_path: Path, type_: str, answer: str, exp
     sql(
         path,
         "create table latest_snippets as select 'd' as doc_id, 'q' as query_id, 'ok' as status, 'r' as run_id,"
-        f" now() as created_at, '' as content_key, {answer}::{type_} as found",
+        f" now() as created_at, '' as content_key, ({answer})::{type_} as found",
     )
     sql(path, f"create table gold as select 'd' as doc_id, 'q' as query_id, {expected} as found")
     assert values_of(evaluate_answers.fn(path, SNIPPETS, "gold"))["found", "exact_match", None] == is_right

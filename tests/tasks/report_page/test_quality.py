@@ -6,19 +6,20 @@ from types import SimpleNamespace
 import pytest
 
 from tasks.report_page.chart import NARROW, WIDE
-from tasks.report_page.quality import NAME_WIDTH, draw_quality
+from tasks.report_page.quality import NAME_WIDTH, VALUE_WIDTH, draw_quality
 
 
-@pytest.mark.parametrize("low", [-0.3, 0.1])
-def test_intervals_stay_beside_their_names(low: float) -> None:
-    kappa = SimpleNamespace(column_name="topic", label=None, metric="kappa", value=0.2, low=low, high=0.7)
-    facts = SimpleNamespace(metrics=[kappa], calibration=[], confusion=[])
+@pytest.mark.parametrize(("low", "high"), [(-0.3, 0.7), (0.1, 0.7), (0.1, 1.4)])
+def test_intervals_stay_between_names_and_values(low: float, high: float) -> None:
+    metric = SimpleNamespace(column_name="topic", label=None, metric="kappa", value=0.2, low=low, high=high)
+    facts = SimpleNamespace(metrics=[metric], calibration=[], confusion=[])
     marks = str(draw_quality(facts)["metrics"].content)  # type: ignore[arg-type]
     (bar,) = re.findall(r"<rect [^>]*>", marks)
     begin, width = (float(re.search(rf' {name}="([^"]+)"', bar)[1]) for name in ("x", "width"))  # type: ignore[index]
     assert begin >= NAME_WIDTH
+    assert begin + width <= WIDE - VALUE_WIDTH
     (dot,) = re.findall(r'<circle [^>]*cx="([^"]+)"', marks)
-    assert (float(dot) - begin) / width == pytest.approx((0.2 - low) / (0.7 - low), abs=0.01)
+    assert (float(dot) - begin) / width == pytest.approx((0.2 - low) / (high - low), abs=0.01)
 
 
 @pytest.mark.parametrize(("num_labels", "width"), [(2, NARROW), (3, NARROW), (4, WIDE), (12, 1330.0)])
