@@ -150,12 +150,12 @@ def fill_in(
                 files |= dict.fromkeys(file.keys(), file)
             # A model saved without its output layer has names without "model.".
             is_base = "norm.weight" in files and "model.norm.weight" not in files
-            for name, parameter in [*model.named_parameters()]:
+            for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
                 owner_name, _, leaf = name.rpartition(".")
                 owner = model.get_submodule(owner_name)
-                if owner is head and is_tied:
-                    continue
                 stored = name.removeprefix("model.") if is_base else name
+                if owner is head and is_tied and stored not in files:
+                    continue
                 if stored not in files:
                     missing.append(name)
                     continue
@@ -172,7 +172,8 @@ def fill_in(
         raise
     except Exception as error:  # safetensors raises errors of any kind for a damaged file
         raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
-    if is_tied:
+    # As in transformers, files with another output layer than the embeddings take precedence over config.json.
+    if is_tied and not missing and (head.weight.is_meta or torch.equal(head.weight, embedding.weight)):
         head.weight = embedding.weight
     model.get_decoder().rotary_emb.to(device)
     return missing

@@ -91,6 +91,22 @@ def test_a_checkpoint_without_an_output_layer(is_base: bool, copied: Callable[[s
     )
 
 
+@pytest.mark.parametrize("is_other", [True, False])
+def test_tied_embeddings_with_an_output_layer_in_the_files(is_other: bool, copied: Callable[[str], Path]) -> None:
+    """transformers ties them only where they are equal."""
+    folder = copied("llama")
+
+    def add_head(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0 if is_other else ())
+
+    rewrite(folder, add_head)
+    found, has_output_layer = load(folder)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert has_output_layer
+    assert torch.equal(found.lm_head.weight, expected.lm_head.weight)
+    assert (found.lm_head.weight is found.model.embed_tokens.weight) != is_other
+
+
 def test_what_files_lack_is_named(copied: Callable[[str], Path]) -> None:
     folder = copied("llama")
     rewrite(folder, lambda tensors: [tensors.pop(f"model.layers.1.mlp.{name}_proj.weight") for name in ("up", "down")])  # type: ignore[arg-type,return-value]
