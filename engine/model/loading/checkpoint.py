@@ -166,6 +166,7 @@ def is_plain(config: Mapping[str, Any]) -> bool:
         and not config.get("mlp_bias")
         and isinstance(rope, Mapping)
         and (rope.get("rope_type") or rope.get("type")) not in ("dynamic", "longrope")
+        and all(each.get("partial_rotary_factor") in (None, 1) for each in (config, rope))
     )
 
 

@@ -107,6 +107,17 @@ def test_tied_embeddings_with_an_output_layer_in_the_files(is_other: bool, copie
     assert (found.lm_head.weight is found.model.embed_tokens.weight) != is_other
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_rotation_of_parts_of_heads_is_refused(family: str, copied: Callable[[str], Path]) -> None:
+    """These classes of transformers rotate whole heads: with such angles, they do not compute."""
+    folder = copied(family)
+    values = json.loads((folder / "config.json").read_text())
+    values["rope_parameters"] |= {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelError, match=f"architecture '{family}' is not supported: a tiny model of it cannot be"):
+        Engine.load(folder, EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 20))
+
+
 def test_what_files_lack_is_named(copied: Callable[[str], Path]) -> None:
     folder = copied("llama")
     rewrite(folder, lambda tensors: [tensors.pop(f"model.layers.1.mlp.{name}_proj.weight") for name in ("up", "down")])  # type: ignore[arg-type,return-value]
