@@ -159,7 +159,7 @@ PLAIN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 def is_plain(config: Mapping[str, Any]) -> bool:
     """Whether every backend's layers compute a model with this config.json; other models are proven before use."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     return (
         config.get("model_type") in PLAIN_MODEL_TYPES
         and config.get("hidden_act", "silu") == "silu"

@@ -86,9 +86,10 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
 
 
 def _read_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The rotary parameters in the form of transformers 5, one object; version 4 had rope_theta beside rope_scaling."""
+    """The rotary parameters in the form of transformers 5, one object; version 4 had rope_theta beside rope_scaling. None
+    for both forms, of which transformers takes rope_scaling."""
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
+    if not isinstance(rope, dict) or (values.get("rope_parameters") and values.get("rope_scaling")):
         return None
     rope = {"rope_type": rope.get("type", "default"), **{key: rope[key] for key in rope if key != "type"}}
     if "rope_theta" in values:

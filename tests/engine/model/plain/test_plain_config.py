@@ -132,6 +132,7 @@ def test_published_files_are_covered(kind: str, tmp_path: Path) -> None:
         {"a_key_of_tomorrow": 1},
         {"quantization_config": {"quant_method": "fp8"}},
         {"hidden_act": "gelu"},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {**LLAMA3, "rope_theta": 1e4}},
         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1e4},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
         {"use_sliding_window": True, "sliding_window": 16},
