@@ -170,11 +170,16 @@ def is_plain(config: Mapping[str, Any]) -> bool:
     )
 
 
+def are_token_ids(eos: object) -> bool:
+    """Whether a value of `eos_token_id` is a token id, a list of them, or None."""
+    return eos is None or all(type(token) is int for token in (eos if isinstance(eos, list) else [eos]))
+
+
 def read_end_tokens(folder: Path) -> int | list[int] | None:
     """`eos_token_id` of generation_config.json, None where it says none; `ModelError` unless it holds token ids."""
     file = folder / "generation_config.json"
     found = read_json(file).get("eos_token_id") if file.is_file() else None
-    if not all(type(token) is int for token in (found if isinstance(found, list) else [found]) if found is not None):
+    if not are_token_ids(found):
         raise ModelError(f"{file}: eos_token_id must be a token id or a list of them, got {found!r}")
     return found
 

@@ -15,6 +15,7 @@ from torch import nn
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import (
     GGUF_TENSORS,
+    are_token_ids,
     check_layers,
     is_plain,
     read_end_tokens,
@@ -67,6 +68,8 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
     if any(key not in known and not key.endswith("_token_id") and key[0] != "_" for key in values):
         return None
     if not all(isinstance(values[name], int) for name in _SIZES) or not isinstance(values["rms_norm_eps"], float):
+        return None
+    if not are_token_ids(values["eos_token_id"]):
         return None
     kind = values["model_type"]
     config = PlainConfig(**{name: values.get(name, _OPTIONAL.get(name)) for name in (*_NEEDED, *_OPTIONAL)})

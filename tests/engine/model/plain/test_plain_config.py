@@ -125,6 +125,13 @@ def test_published_files_are_covered(kind: str, tmp_path: Path) -> None:
     assert found.head_dim == (16 if kind == "qwen3" else 8)
 
 
+@pytest.mark.parametrize("eos", ["2", True, 2.0, [2, "3"]], ids=repr)
+def test_end_tokens_that_are_no_token_ids_are_left_to_transformers(eos: object, tmp_path: Path) -> None:
+    values = {"model_type": "llama", **SIZES, **COVERED["llama"], "eos_token_id": eos}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert read_plain_config(tmp_path) is None
+
+
 @pytest.mark.parametrize("kind", PLAIN_MODEL_TYPES)
 @pytest.mark.parametrize(
     "change",
