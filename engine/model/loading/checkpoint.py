@@ -170,16 +170,11 @@ def is_plain(config: Mapping[str, Any]) -> bool:
     )
 
 
-def are_token_ids(eos: object) -> bool:
-    """Whether a value of `eos_token_id` is a token id, a list of them, or None."""
-    return eos is None or all(type(token) is int for token in (eos if isinstance(eos, list) else [eos]))
-
-
-def read_end_tokens(folder: Path) -> int | list[int] | None:
-    """`eos_token_id` of generation_config.json, None where it says none; `ModelError` unless it holds token ids."""
-    file = folder / "generation_config.json"
+def read_end_tokens(folder: Path, name: str = "generation_config.json") -> int | list[int] | None:
+    """`eos_token_id` of a JSON file, None where it says none; `ModelError` unless it holds token ids."""
+    file = folder / name
     found = read_json(file).get("eos_token_id") if file.is_file() else None
-    if not are_token_ids(found):
+    if not all(type(token) is int for token in (found if isinstance(found, list) else [found]) if found is not None):
         raise ModelError(f"{file}: eos_token_id must be a token id or a list of them, got {found!r}")
     return found
 

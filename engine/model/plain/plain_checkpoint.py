@@ -15,7 +15,6 @@ from torch import nn
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import (
     GGUF_TENSORS,
-    are_token_ids,
     check_layers,
     is_plain,
     read_end_tokens,
@@ -59,8 +58,7 @@ _ROPE = {
 
 def read_plain_config(folder: Path) -> PlainConfig | None:
     """The config of a checkpoint folder; None if a key of it is unknown, missing, or has a value not supported here.
-    Raises `ModelError` if config.json cannot be read.
-    """
+    Raises `ModelError` if config.json cannot be read, or its `eos_token_id` holds no token ids."""
     values = read_json(folder / "config.json")
     if not is_plain(values) or any(name not in values for name in _NEEDED):
         return None
@@ -69,8 +67,7 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
         return None
     if not all(isinstance(values[name], int) for name in _SIZES) or not isinstance(values["rms_norm_eps"], float):
         return None
-    if not are_token_ids(values["eos_token_id"]):
-        return None
+    read_end_tokens(folder, "config.json")
     kind = values["model_type"]
     config = PlainConfig(**{name: values.get(name, _OPTIONAL.get(name)) for name in (*_NEEDED, *_OPTIONAL)})
     config.rope_parameters = _read_rope(values)
@@ -89,8 +86,7 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
 
 
 def _read_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The rotary parameters in the form of transformers 5, one object; version 4 had rope_theta beside rope_scaling. None
-    for both forms, of which transformers takes rope_scaling."""
+    """The rotary parameters in transformers 5's form, one object; None if a file has version 4's form, too."""
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict) or (values.get("rope_parameters") and values.get("rope_scaling")):
         return None
@@ -158,10 +154,8 @@ def fill_in(
                 owner_name, _, leaf = name.rpartition(".")
                 owner = model.get_submodule(owner_name)
                 stored = name.removeprefix("model.") if is_base else name
-                if owner is head and is_tied and stored not in files:
-                    continue
                 if stored not in files:
-                    missing.append(name)
+                    missing += [] if owner is head and is_tied else [name]
                     continue
                 tensor = take(files[stored], stored, parameter.shape)
                 if tensor.shape != parameter.shape:

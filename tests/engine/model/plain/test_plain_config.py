@@ -126,10 +126,11 @@ def test_published_files_are_covered(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("eos", ["2", True, 2.0, [2, "3"]], ids=repr)
-def test_end_tokens_that_are_no_token_ids_are_left_to_transformers(eos: object, tmp_path: Path) -> None:
+def test_end_tokens_that_are_no_token_ids_are_refused(eos: object, tmp_path: Path) -> None:
     values = {"model_type": "llama", **SIZES, **COVERED["llama"], "eos_token_id": eos}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    assert read_plain_config(tmp_path) is None
+    with pytest.raises(ModelError, match=r"config\.json: eos_token_id must be a token id or a list of them"):
+        read_plain_config(tmp_path)
 
 
 @pytest.mark.parametrize("kind", PLAIN_MODEL_TYPES)

@@ -147,7 +147,7 @@ def test_what_cannot_be_computed_is_refused_with_its_reason(kind: str, reason: s
 def test_a_window_that_the_architecture_ignores_is_refused() -> None:
     """KV outside it would be freed, which few tokens of a small model show."""
     config = transformers.Ernie4_5_MoeConfig(sliding_window=100, num_hidden_layers=4, num_key_value_heads=4)
-    with pytest.raises(ModelError, match="layer 0: by its config it has a window of 24, but it sees all$"):
+    with pytest.raises(ModelError, match=r"layer 0: by its config it has a window of 24, but it sees all$"):
         prove(config, Engine)
 
 
