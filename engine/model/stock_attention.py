@@ -80,6 +80,11 @@ def attend(
         window=window_of(sliding_window, module.config),
         sinks=s_aux,
     )
+    layout = attention_step.cache.layout
+    kept = layout.windows[layout.tables[layer]]
+    if kept and not 0 < scoring.window <= kept:
+        seen = scoring.window or "all"
+        raise ModelError(f"layer {layer}: by its config it has a window of {kept}, but it sees {seen}")
     q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
     out = attention_step.attend(layer, q, k, v, scoring)
     return out.unsqueeze(0), None

@@ -159,19 +159,20 @@ PLAIN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 def is_plain(config: Mapping[str, Any]) -> bool:
     """Whether every backend's layers compute a model with this config.json; other models are proven before use."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     return (
         config.get("model_type") in PLAIN_MODEL_TYPES
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("mlp_bias")
         and isinstance(rope, Mapping)
         and (rope.get("rope_type") or rope.get("type")) not in ("dynamic", "longrope")
+        and all(each.get("partial_rotary_factor") in (None, 1) for each in (config, rope))
     )
 
 
-def read_end_tokens(folder: Path) -> int | list[int] | None:
-    """`eos_token_id` of generation_config.json, None where it says none; `ModelError` unless it holds token ids."""
-    file = folder / "generation_config.json"
+def read_end_tokens(folder: Path, name: str = "generation_config.json") -> int | list[int] | None:
+    """`eos_token_id` of a JSON file, None where it says none; `ModelError` unless it holds token ids."""
+    file = folder / name
     found = read_json(file).get("eos_token_id") if file.is_file() else None
     if not all(type(token) is int for token in (found if isinstance(found, list) else [found]) if found is not None):
         raise ModelError(f"{file}: eos_token_id must be a token id or a list of them, got {found!r}")

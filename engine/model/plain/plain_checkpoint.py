@@ -58,8 +58,7 @@ _ROPE = {
 
 def read_plain_config(folder: Path) -> PlainConfig | None:
     """The config of a checkpoint folder; None if a key of it is unknown, missing, or has a value not supported here.
-    Raises `ModelError` if config.json cannot be read.
-    """
+    Raises `ModelError` if config.json cannot be read, or its `eos_token_id` holds no token ids."""
     values = read_json(folder / "config.json")
     if not is_plain(values) or any(name not in values for name in _NEEDED):
         return None
@@ -68,6 +67,7 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
         return None
     if not all(isinstance(values[name], int) for name in _SIZES) or not isinstance(values["rms_norm_eps"], float):
         return None
+    read_end_tokens(folder, "config.json")
     kind = values["model_type"]
     config = PlainConfig(**{name: values.get(name, _OPTIONAL.get(name)) for name in (*_NEEDED, *_OPTIONAL)})
     config.rope_parameters = _read_rope(values)
@@ -86,9 +86,9 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
 
 
 def _read_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The rotary parameters in the form of transformers 5, one object; version 4 had rope_theta beside rope_scaling."""
+    """The rotary parameters in transformers 5's form, one object; None if a file has version 4's form, too."""
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
+    if not isinstance(rope, dict) or (values.get("rope_parameters") and values.get("rope_scaling")):
         return None
     rope = {"rope_type": rope.get("type", "default"), **{key: rope[key] for key in rope if key != "type"}}
     if "rope_theta" in values:
@@ -150,14 +150,12 @@ def fill_in(
                 files |= dict.fromkeys(file.keys(), file)
             # A model saved without its output layer has names without "model.".
             is_base = "norm.weight" in files and "model.norm.weight" not in files
-            for name, parameter in [*model.named_parameters()]:
+            for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
                 owner_name, _, leaf = name.rpartition(".")
                 owner = model.get_submodule(owner_name)
-                if owner is head and is_tied:
-                    continue
                 stored = name.removeprefix("model.") if is_base else name
                 if stored not in files:
-                    missing.append(name)
+                    missing += [] if owner is head and is_tied else [name]
                     continue
                 tensor = take(files[stored], stored, parameter.shape)
                 if tensor.shape != parameter.shape:
@@ -172,7 +170,8 @@ def fill_in(
         raise
     except Exception as error:  # safetensors raises errors of any kind for a damaged file
         raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
-    if is_tied:
+    # As in transformers, files with another output layer than the embeddings take precedence over config.json.
+    if is_tied and not missing and (head.weight.is_meta or torch.equal(head.weight, embedding.weight)):
         head.weight = embedding.weight
     model.get_decoder().rotary_emb.to(device)
     return missing

@@ -40,7 +40,7 @@ def call(num_value_dims: int = 8, is_causal_module: bool = True, **keywords: obj
     config = SimpleNamespace(max_position_embeddings=64)
     module = SimpleNamespace(layer_idx=3, config=config, is_causal=is_causal_module)
     caches = [torch.empty(1, 16, 2, 8)] * 4
-    cache = SimpleNamespace(keys=caches, values=caches, layout=SimpleNamespace(tables=[0] * 4))
+    cache = SimpleNamespace(keys=caches, values=caches, layout=SimpleNamespace(windows=[0], tables=[0] * 4))
     step = AttentionStep(backend=backend, works=[None], cache=cache)  # type: ignore[arg-type]
     query, value = torch.ones(1, 2, 5, 8), torch.ones(1, 2, 5, num_value_dims)
     given = {"attention_mask": None, "scaling": 0.25} | keywords

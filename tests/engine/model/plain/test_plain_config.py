@@ -125,6 +125,14 @@ def test_published_files_are_covered(kind: str, tmp_path: Path) -> None:
     assert found.head_dim == (16 if kind == "qwen3" else 8)
 
 
+@pytest.mark.parametrize("eos", ["2", True, 2.0, [2, "3"]], ids=repr)
+def test_end_tokens_that_are_no_token_ids_are_refused(eos: object, tmp_path: Path) -> None:
+    values = {"model_type": "llama", **SIZES, **COVERED["llama"], "eos_token_id": eos}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelError, match=r"config\.json: eos_token_id must be a token id or a list of them"):
+        read_plain_config(tmp_path)
+
+
 @pytest.mark.parametrize("kind", PLAIN_MODEL_TYPES)
 @pytest.mark.parametrize(
     "change",
@@ -132,6 +140,7 @@ def test_published_files_are_covered(kind: str, tmp_path: Path) -> None:
         {"a_key_of_tomorrow": 1},
         {"quantization_config": {"quant_method": "fp8"}},
         {"hidden_act": "gelu"},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {**LLAMA3, "rope_theta": 1e4}},
         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1e4},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
         {"use_sliding_window": True, "sliding_window": 16},

@@ -91,6 +91,33 @@ def test_a_checkpoint_without_an_output_layer(is_base: bool, copied: Callable[[s
     )
 
 
+@pytest.mark.parametrize("is_other", [True, False])
+def test_tied_embeddings_with_an_output_layer_in_the_files(is_other: bool, copied: Callable[[str], Path]) -> None:
+    """transformers ties them only where they are equal."""
+    folder = copied("llama")
+
+    def add_head(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0 if is_other else ())
+
+    rewrite(folder, add_head)
+    found, has_output_layer = load(folder)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert has_output_layer
+    assert torch.equal(found.lm_head.weight, expected.lm_head.weight)
+    assert (found.lm_head.weight is found.model.embed_tokens.weight) != is_other
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_rotation_of_parts_of_heads_is_refused(family: str, copied: Callable[[str], Path]) -> None:
+    """These classes of transformers rotate whole heads: with such angles, they do not compute."""
+    folder = copied(family)
+    values = json.loads((folder / "config.json").read_text())
+    values["rope_parameters"] |= {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelError, match=f"architecture '{family}' is not supported: a tiny model of it cannot be"):
+        Engine.load(folder, EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 20))
+
+
 def test_what_files_lack_is_named(copied: Callable[[str], Path]) -> None:
     folder = copied("llama")
     rewrite(folder, lambda tensors: [tensors.pop(f"model.layers.1.mlp.{name}_proj.weight") for name in ("up", "down")])  # type: ignore[arg-type,return-value]
