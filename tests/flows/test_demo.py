@@ -45,9 +45,6 @@ def test_the_demo_answers_once_and_then_finds_nothing_new(tiny_llama: Path, tmp_
         statuses = connection.execute("select count(*), count_if(status = 'ok') > 0 from latest_snippets").fetchone()
         errors = connection.execute("select distinct finish_reason from failed_rows").fetchall()
         ranked = connection.execute("select count(*) from latest_rankings").fetchone()
-        # Answers of the tiny model may be cut, which depends on roundings; such rows are asked again.
-        extracts = ("failed_document_facts", "failed_document_facets")
-        is_cut = [connection.execute(f"from {table} where finish_reason = 'length'").fetchone() for table in extracts]
         near = connection.execute(statement("demo/near_documents"), {"num_rows": 10}).fetchall()
     assert asked is not None
     assert statuses == (*asked, True)
@@ -61,7 +58,7 @@ def test_the_demo_answers_once_and_then_finds_nothing_new(tiny_llama: Path, tmp_
 
     second = run_demo(tmp_path, "--model", str(tiny_llama))
     assert second.returncode == 0, second.stderr
-    assert second.stdout.count("nothing new to do") == 5 - sum(row is not None for row in is_cut)
+    assert second.stdout.count("nothing new to do") == 5  # answers of the tiny model that were cut are settled, too
 
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
