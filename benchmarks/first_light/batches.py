@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +135,10 @@ def run(stage: StageRun) -> None:
             if name == "ours":
                 _measure_fp8(stage, lab, ceilings)
                 _free_memory()
-        pair = {name: _Loaded(engines[name]) for name in ("ours", "server")}
+        pair = {name: cache(engines[name]) for name in ("ours", "server")}
         for workload in () if stage.is_tiny else OTHERS:
-            for name, loaded in pair.items():
-                _measure(stage, lab, name, loaded, workload, ceilings)
+            for name, engine in pair.items():
+                _measure(stage, lab, name, engine, workload, ceilings)
 
 
 def _free_memory() -> None:
@@ -160,8 +160,8 @@ def _measure_fp8(stage: StageRun, lab: Lab, ceilings: Ceilings) -> None:
 def _measure_engine(
     stage: StageRun, lab: Lab, name: str, load: Callable[[], Any], names: tuple[str, ...], ceilings: Ceilings
 ) -> None:
-    """All workloads with one engine, and profiles of ours behind the first ones."""
-    engine = _Loaded(load)
+    """All workloads with one engine, loaded when it is first needed, and profiles of ours behind the first ones."""
+    engine = cache(load)
     for workload in names[:1] if lab.is_tiny else names:
         _measure(stage, lab, name, engine, workload, ceilings)
     if names[0] == MAIN[0]:
@@ -170,20 +170,9 @@ def _measure_engine(
             stage.measure(f"profile: {kind}", lambda b=batch, n=num_warm_up: _profile(engine(), b, n))
 
 
-class _Loaded:
-    """An engine that is loaded when it is first needed."""
-
-    def __init__(self, load: Callable[[], Any]) -> None:
-        self._load = load
-        self._engine: Any = None
-
-    def __call__(self) -> Any:
-        if self._engine is None:
-            self._engine = self._load()
-        return self._engine
-
-
-def _measure(stage: StageRun, lab: Lab, name: str, engine: _Loaded, workload: str, ceilings: Ceilings) -> None:
+def _measure(
+    stage: StageRun, lab: Lab, name: str, engine: Callable[[], Any], workload: str, ceilings: Ceilings
+) -> None:
     batch = lab.batches[workload]
     stage.measure(f"{name}: {workload}", lambda: _timed(engine(), batch, ROUNDS[name], lab, ceilings))
 
