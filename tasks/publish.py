@@ -43,10 +43,10 @@ def check_target(database: Path, target: Path, attach: Mapping[str, str]) -> Non
         raise ConfigError(f"publish: {target} is a folder, expected a file or nothing")
     if target.resolve() == database.resolve() or (target.exists() and target.samefile(database)):
         raise ConfigError(f"publish: {target} is the database itself")
-    for name, path in attach.items():
-        if target.exists() and target.samefile(path):
-            raise ConfigError(f"publish: {target} is attached as {name!r} and would be replaced; name another file")
     if target.exists():
+        for name, path in attach.items():
+            if target.samefile(path):
+                raise ConfigError(f"publish: {target} is attached as {name!r} and would be replaced; name another file")
         with target.open("rb") as file:
             header = file.read(12)
         if header and header[8:] != DUCKDB_HEADER:
