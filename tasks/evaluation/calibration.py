@@ -96,7 +96,7 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
         columns = [column for column in comparison.read_gold(gold) if _probability_of(column)]
         if not columns:
             raise DatabaseError(f"gold table {gold!r} judges no column that has probabilities")
-        for name in ("probability_entries_of", "likeliest_of", "calibrated_probability_of"):
+        for name in ("probability_entries_of", "likeliest_entries_of", "calibrated_probability_of"):
             comparison.execute(f"calibrate/macro_{name}")
         digests = {"workload_digest": workload.digest, "model_digest": _find_model(comparison, workload)}
         fitted = [each for column in columns for each in _fit_column(comparison, column, digests, method)]
@@ -195,13 +195,13 @@ def _find_model(comparison: Comparison, workload: Workload) -> str:
 def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[ComparedColumn], database: str) -> None:
     table, names = workload.output.table, [_probability_of(column) for column in columns]
     of_labels = [name for name in names if name.endswith("_probabilities")]
-    views = {f"calibrated_{table}": ("create_view", names)}
+    views = {f"calibrated_{table}": ("likeliest_entries_of", names)}
     if of_labels:
-        views[f"calibrated_{table}_labels"] = ("create_labels_view", of_labels)
+        views[f"calibrated_{table}_labels"] = ("probability_entries_of", of_labels)
     comparison.check_views(dict.fromkeys(views, ("column_name", "calibrated_probability")), database)
-    for view, (statement, shown) in views.items():
-        name = f"calibrate/{statement}"
-        comparison.execute(name, view=view, latest=f"latest_{table}", keys=workload.key, columns=shown)
+    for view, (entries_of, shown) in views.items():
+        names_of = {"view": view, "latest": f"latest_{table}", "keys": workload.key, "columns": shown}
+        comparison.execute("calibrate/create_view", **names_of, entries_of=entries_of)
 
 
 def _probability_of(column: ComparedColumn) -> str:
