@@ -1,7 +1,7 @@
 -- purpose: expected calibration error: the distance between confidence and share of right answers, in ten bins of equal
 --          width, weighted by rows
 -- grain:   one row per column with confidences
--- inputs:  evaluated_rows, macro weight_of
+-- inputs:  evaluated_rows, macros weight_of and bootstrap_quantile
 -- parameters: $evaluation_id, $num_replicates, $fewest_rows (of a bootstrap; with fewer there is no interval)
 
 insert into evaluation_metrics by name
@@ -39,12 +39,8 @@ select
     column_name,
     'ece' as metric,
     any_value(value) filter (replicate = 0) as value,
-    case when any_value(num_rows) filter (replicate = 0) >= $fewest_rows
-        then quantile_cont(value, 0.025) filter (replicate > 0)
-    end as low,
-    case when any_value(num_rows) filter (replicate = 0) >= $fewest_rows
-        then quantile_cont(value, 0.975) filter (replicate > 0)
-    end as high,
+    bootstrap_quantile(value, replicate, num_rows, $fewest_rows, 0.025) as low,
+    bootstrap_quantile(value, replicate, num_rows, $fewest_rows, 0.975) as high,
     any_value(num_rows) filter (replicate = 0) as num_rows
 from errors
 group by column_name

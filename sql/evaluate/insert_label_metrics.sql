@@ -1,7 +1,7 @@
 -- purpose: precision, recall and F1 of each label, their macro mean, and Cohen's kappa; a row whose answer
 --          is an error counts for recall and kappa. Two runs get kappa only.
 -- grain:   one row per reference, column, label (null for all) and metric
--- inputs:  evaluated_rows, macros wilson_low, wilson_high and weight_of
+-- inputs:  evaluated_rows, macros wilson_low, wilson_high, weight_of and bootstrap_quantile
 -- parameters: $evaluation_id, $num_replicates, $fewest_rows (of a bootstrap; with fewer there is no interval)
 
 insert into evaluation_metrics by name
@@ -98,12 +98,8 @@ bootstrapped as (
         label,
         metric,
         any_value(value) filter (replicate = 0) as value,
-        case when any_value(num_rows) filter (replicate = 0) >= $fewest_rows
-            then quantile_cont(value, 0.025) filter (replicate > 0)
-        end as low,
-        case when any_value(num_rows) filter (replicate = 0) >= $fewest_rows
-            then quantile_cont(value, 0.975) filter (replicate > 0)
-        end as high,
+        bootstrap_quantile(value, replicate, num_rows, $fewest_rows, 0.025) as low,
+        bootstrap_quantile(value, replicate, num_rows, $fewest_rows, 0.975) as high,
         any_value(num_rows) filter (replicate = 0) as num_rows
     from resampled
     group by all

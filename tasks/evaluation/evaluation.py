@@ -26,7 +26,7 @@ VIEW_COLUMNS = {
 }
 """Columns by which the views of `CREATED` are told from a user's own views of these names."""
 
-MACROS = ("confidence_of", "wilson_low", "wilson_high", "weight_of")
+MACROS = ("confidence_of", "wilson_low", "wilson_high", "weight_of", "bootstrap_quantile")
 
 MOST_REPLICATES, FEWEST_REPLICATES = 1000, 100
 FEWEST_ROWS = 6
