@@ -200,8 +200,10 @@ def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[
         views[f"calibrated_{table}_labels"] = ("probability_entries_of", of_labels)
     comparison.check_views(dict.fromkeys(views, ("column_name", "calibrated_probability")), database)
     for view, (entries_of, shown) in views.items():
-        names_of = {"view": view, "latest": f"latest_{table}", "keys": workload.key, "columns": shown}
-        comparison.execute("calibrate/create_view", **names_of, entries_of=entries_of)
+        comparison.execute(
+            "calibrate/create_view", view=view, latest=f"latest_{table}", keys=workload.key, columns=shown,
+            entries_of=entries_of,
+        )  # fmt: skip
 
 
 def _probability_of(column: ComparedColumn) -> str:
