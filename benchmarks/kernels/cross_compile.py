@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from engine.kernels.triton import draw_kernel, fused, merge, triton_attention
-from engine.kernels.triton.layers import fp8, layer_kernels
+from engine.kernels.triton.layers import fp8, kv_copy, layer_kernels
 from engine.kernels.triton.tuned import Launch
 
 TARGETS = {
@@ -200,4 +200,20 @@ def compile_quantized_swiglu(architecture: str, *, size: int = 14336) -> Any:
         fp8._quantized_swiglu_kernel, architecture,
         dtypes={"gate_up": "*bf16", "out": f"*{fp8_name}", "scales": "*fp32"}, constants=constants,
         num_warps=8, num_stages=2, options={},
+    )  # fmt: skip
+
+
+def compile_copy_kv(architecture: str, *, head_dim: int = 128) -> Any:
+    """The kernel that copies KV from 8 to 16 bits."""
+    fp8_name, _ = FP8[architecture]
+    head_dim_padded = triton.next_power_of_2(head_dim)
+    pointers = dict.fromkeys(("key_cache", "value_cache"), f"*{fp8_name}")
+    pointers |= {"block_table": "*i32", "keys": "*bf16", "values": "*bf16"}
+    constants = {
+        "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "HEAD_DIM_PADDED": head_dim_padded, "BLOCK_SIZE": 16,
+        "M": kv_copy.ELEMENTS_A_PROGRAM // head_dim_padded,
+    }  # fmt: skip
+    return compile_kernel(
+        kv_copy._copy_kv_kernel, architecture, dtypes=pointers, constants=constants, num_warps=4, num_stages=2,
+        options={},
     )  # fmt: skip

@@ -27,6 +27,7 @@ from benchmarks.kernels.cross_compile import (
     TARGETS,
     compile_add_rms_norm,
     compile_attention,
+    compile_copy_kv,
     compile_draw,
     compile_merge,
     compile_quantize_rows,
@@ -215,6 +216,7 @@ def _report_fp8(architecture: str) -> Iterator[Resources]:
         ("rotate_and_write_kv fp8", compile_rotate_and_write_kv(architecture, is_fp8=True)),
         ("quantize_rows", compile_quantize_rows(architecture)),
         ("quantized_swiglu", compile_quantized_swiglu(architecture)),
+        ("copy_kv", compile_copy_kv(architecture)),
     ):
         yield resources_of(name, architecture, compiled)
 

@@ -49,7 +49,7 @@ def test_fits_without_spills(reports: dict[tuple[str, str], list[dict]], run: tu
     architecture, every = run
     found = {report["kernel"]: resources.Resources(**report) for report in reports[run]}
     if every == "fp8":
-        kernels = {"add_rms_norm fp8", "rotate_and_write_kv fp8", "quantize_rows", "quantized_swiglu"}
+        kernels = {"add_rms_norm fp8", "rotate_and_write_kv fp8", "quantize_rows", "quantized_swiglu", "copy_kv"}
         launches = {f"attention fp8 {name}" for name in ("decode", "grouped", "mixed")}
         assert found.keys() == launches | kernels
         assert all(found[name].matrix_instructions for name in launches)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels import cdiv
+from engine.kernels.triton.layers.kv_copy import KvCopy
 from engine.kernels.triton.tuned import Launch
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
 
@@ -67,6 +68,7 @@ class DeviceWork:
         row_ids_at, rows_at, block_table_at: starts of sections in `work`.
         slots: int64 ``[num_rows]``, where each row's key and value are written; -1: not written.
         partial_out, partial_lse, counters: of its scratch.
+        kv_copy: that the tiles read in place of the cache.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class DeviceWork:
         self.slots = self.work[self._slots_part].view(torch.int64)
         self.partial_out, self.partial_lse = scratch.partial_out, scratch.partial_lse
         self.counters = scratch.counters
+        self.kv_copy: KvCopy | None = None
 
     @property
     def row_parts(self) -> torch.Tensor:

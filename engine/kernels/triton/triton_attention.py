@@ -17,6 +17,7 @@ from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.fused import Caches, launch_attention
 from engine.kernels.triton.layers.fp8 import head_dim_of, is_interpreted
 from engine.kernels.triton.layers.gpu_layers import Fp8Layer, GpuLayer, weights_on
+from engine.kernels.triton.layers.kv_copy import TOKENS_A_ROW, KvCopy
 from engine.kernels.triton.tile_jobs import MOST_BLOCKS
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
@@ -104,6 +105,7 @@ class TritonAttention:
             element_bits=dtype.itemsize * 8,
             head_dim=head_dim,
         )
+        self._copied_launches = self.tuned.launches
         if fp8 is not None:
             self.tuned = self.tuned.for_8_bit_kv()
         self.num_processors = (
@@ -140,8 +142,12 @@ class TritonAttention:
         return self if self.has_fixed_launches else None
 
     def scratch_bytes(self, num_rows: int) -> int:
-        """For a step in which every row has two partial results: of its prefix and of its own KV."""
-        return 2 * num_rows * self.num_q_heads * (self.head_dim + 1) * torch.float32.itemsize
+        """For a step in which every row has two partial results: of its prefix and of its own KV; and a copy of fp8
+        KV."""
+        partial = 2 * num_rows * self.num_q_heads * (self.head_dim + 1) * torch.float32.itemsize
+        if self.fp8 is None:
+            return partial
+        return partial + 2 * TOKENS_A_ROW * num_rows * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers with few launches; None if `GpuLayer` does not support the model's layers."""
@@ -160,9 +166,17 @@ class TritonAttention:
 
     def prepare(self, batch: AttentionBatch) -> DeviceWork:
         """Plans a step and copies it to the device in one transfer. Called once per step, for all layers."""
-        work_list = self.plan(batch)
+        num_tokens = self.block_size * (len(batch.prefix_block_ids) + len(batch.suffix_block_table))
+        copy = None
+        if self.fp8 is None or num_tokens > TOKENS_A_ROW * batch.num_rows:
+            work_list = self.plan(batch)
+        else:
+            shape = (self.block_size, self.num_kv_heads, self.head_dim)
+            copy = KvCopy(self.plan(batch, self._copied_launches), shape, self.dtype, self.device)
+            work_list = copy.work_list
         work = self.reserve(WorkCapacity.of(work_list), work_list.launch)
         work.fill(work_list, batch.slot_mapping)
+        work.kv_copy = copy
         return work
 
     def write_kv(
@@ -235,7 +249,8 @@ class TritonAttention:
             raise ValueError(f"softcap and window must not be negative, got {scoring.softcap} and {scoring.window}")
         if (sinks := scoring.sinks) is not None and (sinks.shape != (self.num_q_heads,) or not sinks.is_contiguous()):
             raise ValueError(f"sinks must be contiguous [{self.num_q_heads}], got {tuple(sinks.shape)}")
-        self._launch(out, query, (k_cache, v_cache), work, scoring)
+        caches = (k_cache, v_cache) if work.kv_copy is None else work.kv_copy.of(k_cache, v_cache)
+        self._launch(out, query, caches, work, scoring)
         return out
 
     def _launch(

@@ -1,0 +1,104 @@
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# Device code has no Python types: Triton infers them at the launch.
+"""A copy of a step's fp8 KV in the format of its queries, for steps in which many rows read each key and value.
+
+Matrix units do not take an fp8 operand beside one of 16 bits. A tile that reads fp8 moves keys and values from shared
+memory to registers, converts them, and moves them back, while the matrix units wait; and every tile does so again. A
+copy is converted once a layer, and tiles read it as if the cache had 16 bits.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.layers.fp8 import head_dim_of, kv_scales
+from engine.kernels.triton.tile_jobs import SLOT_BITS
+from engine.kernels.triton.work_list import WorkList
+
+TOKENS_A_ROW = 4
+"""A step's KV is copied if it has at most so many tokens for each of the step's rows. Then the copy costs at most 2 %
+of the step, even if nothing is gained, and its memory is bounded by the rows of a step."""
+
+ELEMENTS_A_PROGRAM = 4096
+
+_SHIFT = tl.constexpr(SLOT_BITS)
+
+
+@triton.jit
+def _copy_vectors(
+    cache, copy, block, entry, stride_block,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    M: tl.constexpr,
+):  # fmt: skip
+    """M vectors, of tokens and heads, of one block."""
+    SIZE: tl.constexpr = BLOCK_SIZE * NUM_KV_HEADS
+    vector = tl.program_id(1) * M + tl.arange(0, M)
+    dim = tl.arange(0, HEAD_DIM_PADDED)
+    is_vector = vector < SIZE
+    is_element = is_vector[:, None] & (dim < HEAD_DIM)[None, :]
+    where = vector[:, None] * HEAD_DIM + dim[None, :]
+    scales = kv_scales(cache, vector % NUM_KV_HEADS, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE)
+    scale = tl.load(scales + block * (stride_block // 2) + vector // NUM_KV_HEADS, mask=is_vector, other=0.0)
+    found = tl.load(cache + block * stride_block + where, mask=is_element, other=0.0).to(tl.float32)
+    tl.store(copy + entry * SIZE * HEAD_DIM + where, found * scale.to(tl.float32)[:, None], mask=is_element)
+
+
+@triton.jit
+def _copy_kv_kernel(
+    key_cache, value_cache, block_table, keys, values, stride_block,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    M: tl.constexpr,
+):  # fmt: skip
+    """Programs: entries of the block table, parts of a block, keys and values."""
+    entry = tl.program_id(0).to(tl.int64)
+    block = (tl.load(block_table + entry) >> _SHIFT).to(tl.int64)
+    if tl.program_id(2) == 0:
+        _copy_vectors(
+            key_cache, keys, block, entry, stride_block, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, M
+        )
+    else:
+        _copy_vectors(
+            value_cache, values, block, entry, stride_block, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, M
+        )
+
+
+class KvCopy:
+    """Room for a copy of the blocks of a work list's block table, one after another; every layer fills it again.
+
+    Args:
+        work_list: of the step; its tiles read the cache.
+        block_shape: of a copied block, ``[block_size, num_kv_heads, head_dim]``.
+        dtype: of the copy.
+    """
+
+    def __init__(
+        self, work_list: WorkList, block_shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._work_list = work_list
+        table = torch.from_numpy(work_list.block_table)
+        self._block_table = table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+        shape = (2, len(work_list.block_table), *block_shape)
+        self._caches = torch.empty(shape, dtype=dtype, device=device)
+
+    @property
+    def work_list(self) -> WorkList:
+        """The step's work list, whose tiles read the copy."""
+        table = self._work_list.block_table
+        last_slots = table & ((1 << SLOT_BITS) - 1)
+        return replace(self._work_list, block_table=np.arange(len(table), dtype=np.int32) << SLOT_BITS | last_slots)
+
+    def of(self, key_cache: torch.Tensor, value_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies the blocks of a layer's fp8 caches, in one launch; slots that were never written become anything."""
+        keys, values = self._caches
+        block_size, num_kv_heads, head_dim = keys.shape[1:]
+        head_dim_padded = triton.next_power_of_2(head_dim_of(key_cache))
+        vectors = max(ELEMENTS_A_PROGRAM // head_dim_padded, 1)
+        _copy_kv_kernel[(len(keys), triton.cdiv(block_size * num_kv_heads, vectors), 2)](
+            key_cache, value_cache, self._block_table, keys, values, key_cache.stride(0),
+            NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HEAD_DIM_PADDED=head_dim_padded, BLOCK_SIZE=block_size,
+            M=vectors, num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+        return keys, values
