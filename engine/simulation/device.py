@@ -60,7 +60,7 @@ def _gpu(
 ) -> Device:
     """A GPU from its data sheet: dense TFLOPS in 16-bit formats, in float32 and in fp8 if it has it, GB/s, GB.
 
-    The efficiencies are those that explain seven batches of an 8B model in bfloat16 on an H200 within 5 % each
+    The efficiencies are those that explain ten batches of an 8B model in bfloat16 on an H200 within 6 % each
     (docs/explain.md), and an assumption for all other GPUs, models and formats.
     """
     return Device(
