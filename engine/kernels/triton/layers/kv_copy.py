@@ -19,8 +19,8 @@ from engine.kernels.triton.tile_jobs import SLOT_BITS
 from engine.kernels.triton.work_list import WorkList
 
 TOKENS_A_ROW = 4
-"""A step's KV is copied if it has at most so many tokens for each of the step's rows. Then the copy costs at most 2 %
-of the step, even if nothing is gained, and its memory is bounded by the rows of a step."""
+"""A step's KV is copied if it has at most so many tokens for each of the step's rows. This bounds the memory of a copy
+by the rows of a step, and its time: where nothing is gained, by its bytes 2 % of a step of an 8B model."""
 
 ELEMENTS_A_PROGRAM = 4096
 
