@@ -1,6 +1,7 @@
 """The Triton attention backends: shapes, a step's work, the KV write, the checks."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar, Self
 
 import torch
@@ -105,7 +106,7 @@ class TritonAttention:
             element_bits=dtype.itemsize * 8,
             head_dim=head_dim,
         )
-        self._copied_launches = self.tuned.launches
+        self._launches_for_copies = self.tuned.launches
         if fp8 is not None:
             self.tuned = self.tuned.for_8_bit_kv()
         self.num_processors = (
@@ -167,13 +168,12 @@ class TritonAttention:
     def prepare(self, batch: AttentionBatch) -> DeviceWork:
         """Plans a step and copies it to the device in one transfer. Called once per step, for all layers."""
         num_tokens = self.block_size * (len(batch.prefix_block_ids) + len(batch.suffix_block_table))
-        copy = None
-        if self.fp8 is None or num_tokens > TOKENS_A_ROW * batch.num_rows:
-            work_list = self.plan(batch)
-        else:
-            shape = (self.block_size, self.num_kv_heads, self.head_dim)
-            copy = KvCopy(self.plan(batch, self._copied_launches), shape, self.dtype, self.device)
-            work_list = copy.work_list
+        is_copied = self.fp8 is not None and num_tokens <= TOKENS_A_ROW * batch.num_rows
+        work_list, copy = self.plan(batch, self._launches_for_copies if is_copied else ()), None
+        if is_copied:
+            block_shape = (self.block_size, self.num_kv_heads, self.head_dim)
+            copy = KvCopy(work_list.block_table, block_shape, self.dtype, self.device)
+            work_list = replace(work_list, block_table=copy.block_table)
         work = self.reserve(WorkCapacity.of(work_list), work_list.launch)
         work.fill(work_list, batch.slot_mapping)
         work.kv_copy = copy

@@ -7,16 +7,14 @@ memory to registers, converts them, and moves them back, while the matrix units 
 copy is converted once a layer, and tiles read it as if the cache had 16 bits.
 """
 
-from dataclasses import replace
-
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
 from engine.kernels.triton.layers.fp8 import head_dim_of, kv_scales
 from engine.kernels.triton.tile_jobs import SLOT_BITS
-from engine.kernels.triton.work_list import WorkList
 
 TOKENS_A_ROW = 4
 """A step's KV is copied if it has at most so many tokens for each of the step's rows. This bounds the memory of a copy
@@ -66,29 +64,29 @@ def _copy_kv_kernel(
 
 
 class KvCopy:
-    """Room for a copy of the blocks of a work list's block table, one after another; every layer fills it again.
+    """Room for a copy of the blocks of a block table, one after another; every layer fills it again.
 
     Args:
-        work_list: of the step; its tiles read the cache.
+        block_table: int32 entries (tile_jobs.py) of the cache's blocks.
         block_shape: of a copied block, ``[block_size, num_kv_heads, head_dim]``.
         dtype: of the copy.
+
+    Attributes:
+        block_table: the entries of the copied blocks.
     """
 
     def __init__(
-        self, work_list: WorkList, block_shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+        self,
+        block_table: npt.NDArray[np.int32],
+        block_shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self._work_list = work_list
-        table = torch.from_numpy(work_list.block_table)
-        self._block_table = table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
-        shape = (2, len(work_list.block_table), *block_shape)
-        self._caches = torch.empty(shape, dtype=dtype, device=device)
-
-    @property
-    def work_list(self) -> WorkList:
-        """The step's work list, whose tiles read the copy."""
-        table = self._work_list.block_table
-        last_slots = table & ((1 << SLOT_BITS) - 1)
-        return replace(self._work_list, block_table=np.arange(len(table), dtype=np.int32) << SLOT_BITS | last_slots)
+        copied = np.arange(len(block_table), dtype=np.int32) << SLOT_BITS
+        self.block_table = copied | block_table & ((1 << SLOT_BITS) - 1)
+        table = torch.from_numpy(block_table)
+        self._source_table = table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+        self._caches = torch.empty((2, len(block_table), *block_shape), dtype=dtype, device=device)
 
     def of(self, key_cache: torch.Tensor, value_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies the blocks of a layer's fp8 caches, in one launch; slots that were never written become anything."""
@@ -97,7 +95,7 @@ class KvCopy:
         head_dim_padded = triton.next_power_of_2(head_dim_of(key_cache))
         vectors = max(ELEMENTS_A_PROGRAM // head_dim_padded, 1)
         _copy_kv_kernel[(len(keys), triton.cdiv(block_size * num_kv_heads, vectors), 2)](
-            key_cache, value_cache, self._block_table, keys, values, key_cache.stride(0),
+            key_cache, value_cache, self._source_table, keys, values, key_cache.stride(0),
             NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HEAD_DIM_PADDED=head_dim_padded, BLOCK_SIZE=block_size,
             M=vectors, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
