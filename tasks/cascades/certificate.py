@@ -72,6 +72,7 @@ def certify(
             "certificate_id": hashlib.sha256(content).hexdigest(),
             "sample_agreement": 1 - found.num_disagreed / len(sample) if sample else None,
             "reason": facts["reason"] or None,
+            "sample": [dict(zip(("request_key", "confidence", "is_same"), row, strict=True)) for row in sample] or None,
             "created_at": datetime.now(UTC),
         }
         with transaction(connection):
