@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import duckdb
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +16,7 @@ from flows.command.prefect_server import temporary_server
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.quality.evaluate import evaluate
-from flows.quality.text_page import make_console
+from flows.quality.text_page import make_console, make_table
 from tasks.database.connection import connect, execute
 from tasks.database.demo_database import add_gold_rows, build_demo_database, read_demo_contents
 
@@ -132,9 +131,9 @@ def show(connection: duckdb.DuckDBPyConnection, console: Console) -> None:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold", justify="left" if column in TEXT_COLUMNS else "right")
+    table = make_table(title, columns)
+    for column in table.columns:
+        column.justify = "left" if column.header in TEXT_COLUMNS else "right"
     for row in rows:
         table.add_row(*(" ".join(str(value).split()) for value in row))
     return table

@@ -96,9 +96,8 @@ def read(source: Source, workload: Workload, folder: str | Path) -> ReadResult:
 
 def _select_rows(connection: duckdb.DuckDBPyConnection, source: Source, workload: Workload) -> pa.RecordBatchReader:
     table, choice = workload.output.table, source.choices.get(workload.name)
-    has_answers = (not source.full or (choice and choice.role != "first")) and table.lower() in list_relations(
-        connection
-    )
+    needs_answers = not source.full or (choice and choice.role != "first")
+    has_answers = needs_answers and table.lower() in list_relations(connection)
     if choice and has_answers:
         table = choice.prepare(connection, workload)
     digests = list(workload.kind.question_digests.values())

@@ -101,9 +101,7 @@ def _replace_answers(
     errors = {"errors": [ref.path for ref in refused if ref]}
     execute(connection, "write/insert_invalid_rows", row | errors, **names)
     if kind.question_digests:
-        asked = run.config.get("workload", {}).get(
-            "questions"
-        )  # a run of an earlier version has only the digest of all
+        asked = run.config.get("workload", {}).get("questions")  # runs of an earlier version have only a digest of all
         if asked != list(kind.question_digests.values()) if asked else run.workload_digest != workload.digest:
             raise ArtifactError(f"the questions of {workload.source} were changed since run {run.run_id} asked them")
         from tasks.database.decisions import insert_decisions  # imported only when needed

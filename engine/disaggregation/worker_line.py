@@ -5,13 +5,14 @@ of the few kinds below can be received, never code.
 """
 
 import contextlib
+import io
 import json
 import math
 import mmap
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -46,16 +47,11 @@ def encode(message: object) -> bytes:
 
 def decode(payload: bytes) -> Any:
     """The message of a payload made by `encode`. Raises `PrefillWorkerError` if the bytes hold anything else."""
-    start = 8 + int.from_bytes(payload[:8], "little")
-
-    def take(num_bytes: int) -> bytearray:
-        nonlocal start
-        start += num_bytes
-        return bytearray(payload[start - num_bytes : start])  # writable, as torch.from_numpy requires
-
+    stream = io.BytesIO(payload)
+    num_bytes = int.from_bytes(stream.read(8), "little")
     try:
-        return _from_json(json.loads(payload[8:start]), take)
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        return _from_json(json.loads(stream.read(num_bytes)), stream)
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError) as error:
         raise PrefillWorkerError(f"a message that cannot be read: {error!r}") from error
 
 
@@ -84,15 +80,16 @@ def _describe(error: Exception) -> dict[str, str]:
     return {"error": kind.__name__, "text": f"{type(error).__name__}: {error}"}
 
 
-def _from_json(value: Any, take: Callable[[int], bytearray]) -> Any:
+def _from_json(value: Any, arrays: io.BytesIO) -> Any:
     """Reads the arrays' bytes in the order in which `_to_json` wrote them."""
     if isinstance(value, list):
-        return [_from_json(item, take) for item in value]
+        return [_from_json(item, arrays) for item in value]
     if not isinstance(value, dict):
         return value
     if "array" in value:
         dtype, shape = _DTYPES[value["array"]], value["shape"]
-        whole = np.frombuffer(take(dtype.itemsize * math.prod(shape)), dtype=np.uint8)
+        content = bytearray(arrays.read(dtype.itemsize * math.prod(shape)))  # writable, as torch.from_numpy requires
+        whole = np.frombuffer(content, dtype=np.uint8)
         if isinstance(dtype, np.dtype):
             return whole.view(dtype).reshape(shape)
         return torch.from_numpy(whole).view(dtype).view(shape)
@@ -101,7 +98,7 @@ def _from_json(value: Any, take: Callable[[int], bytearray]) -> Any:
         if not (isinstance(kind, type) and issubclass(kind, BatchloomError)):
             raise ValueError(f"an error of the kind {kind!r}")
         return kind(value["text"])
-    return _KINDS[value["kind"]](**{name: _from_json(item, take) for name, item in value["content"].items()})
+    return _KINDS[value["kind"]](**{name: _from_json(item, arrays) for name, item in value["content"].items()})
 
 
 class WorkerLine:

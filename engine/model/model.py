@@ -92,9 +92,9 @@ class Model:
         self.has_replaced_layers = False
         self._owns_weights = owns_weights
         if not isinstance(language_model, PlainModel):
-            from engine.model.stock_attention import use_our_attention
+            from engine.model.stock_attention import ATTENTION_NAME
 
-            use_our_attention(language_model)
+            language_model.set_attn_implementation(ATTENTION_NAME)
 
     @classmethod
     def load(

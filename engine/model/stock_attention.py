@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
 from engine.errors import ModelError
 from engine.kernels.scoring import Scoring
@@ -59,10 +59,10 @@ def attend(
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if attention_step is None:
-        why = (
-            "the model does not pass keywords on to its attention, or an engine was made of it and it is called itself"
+        raise ModelError(
+            f"layer {layer}: the model does not pass keywords on to its attention, or an engine was made of it and it "
+            "is called itself"
         )
-        raise ModelError(f"layer {layer}: {why}")
     asked = keywords | {"attention_mask": attention_mask}
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         asked["is_causal"] = False
@@ -93,11 +93,6 @@ def attend(
 AttentionInterface.register(ATTENTION_NAME, attend)
 # No mask function is registered under this name, so transformers builds no mask. It also does not search the positions
 # for packed sequences, for which the host would wait for the device in each step.
-
-
-def use_our_attention(model: PreTrainedModel) -> None:
-    """Makes the layers of `model` call `attend`."""
-    model.set_attn_implementation(ATTENTION_NAME)
 
 
 def refuse_unless_neutral(

@@ -43,10 +43,7 @@ select
     'rank' as kind,
     [group_key] as request_key,
     status,
-    null as expected,
     first_rank::varchar as answer,
-    null as is_right,
-    null as confidence,
     case
         when status = 'unanswered' then map {'coverage': 0.0::double}
         else map {

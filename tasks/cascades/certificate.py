@@ -68,10 +68,16 @@ def certify(
             "reason": "" if found.threshold is not None else _explain(found.num_acceptable, num_rows, len(sample)),
         }
         content = json.dumps([facts, sample], sort_keys=True).encode()
-        own = {"certificate_id": hashlib.sha256(content).hexdigest(), "created_at": datetime.now(UTC)}
+        certificate = facts | {
+            "certificate_id": hashlib.sha256(content).hexdigest(),
+            "sample_agreement": 1 - found.num_disagreed / len(sample) if sample else None,
+            "reason": facts["reason"] or None,
+            "sample": [dict(zip(("request_key", "confidence", "is_same"), row, strict=True)) for row in sample] or None,
+            "created_at": datetime.now(UTC),
+        }
         with transaction(connection):
             execute(connection, "cascade/create_certificates")
-            execute(connection, "cascade/insert_certificate", facts | own)
+            execute(connection, "cascade/insert_certificate", {"certificate": certificate})
     return found.threshold, _describe(facts)
 
 

@@ -38,7 +38,13 @@ class RowChoice:
         take_answers(connection, workload, self.model_digest, "batchloom_first_answers")
         if self.role == "first":
             return "batchloom_first_answers"
-        take_confidences(connection, workload)
+        execute(connection, "cascade/macro_confidence_of")
+        confidences = {
+            "requests_sql": workload.requests_sql,
+            "probabilities": list(find_probability_columns(workload)),
+            "answers": list(find_answer_columns(workload)),
+        }
+        execute(connection, "cascade/take_confidences", confidences, keys=workload.key)
         parameters: dict[str, Any] = {"threshold": self.threshold}
         if self.role == "sample":
             parameters = {"salt": workload.digest, "num_sampled": self.num_sampled}
@@ -60,14 +66,3 @@ def take_answers(connection: duckdb.DuckDBPyConnection, workload: Workload, mode
     """
     table, parameters = workload.output.table, {"model_digest": model_digest}
     execute(connection, "cascade/take_answers", parameters, target=target, table=table, keys=workload.key)
-
-
-def take_confidences(connection: duckdb.DuckDBPyConnection, workload: Workload) -> None:
-    """Create the temporary table ``batchloom_confidences`` from ``batchloom_first_answers``."""
-    execute(connection, "cascade/macro_confidence_of")
-    parameters = {
-        "requests_sql": workload.requests_sql,
-        "probabilities": list(find_probability_columns(workload)),
-        "answers": list(find_answer_columns(workload)),
-    }
-    execute(connection, "cascade/take_confidences", parameters, keys=workload.key)

@@ -121,7 +121,7 @@ def evaluate_answers(
         comparison.take_answers(run_id)
         if gold is not None:
             comparison.compare_with_gold(gold, k)
-        counts: Mapping[str, Any] = {} if gold is None else comparison.note(evaluation)
+            counts = comparison.note(evaluation)
         if against is not None:
             comparison.compare_with_run(against)
         if gold is None:
@@ -140,8 +140,7 @@ class Comparison:
         self._latest = f"latest_{self._table}"
         if self._latest.lower() not in list_relations(connection):
             raise DatabaseError(f"workload {workload.name!r} has no answers yet: there is no view {self._latest!r}")
-        answers = self.execute("gold/gold_columns", {"gold": quote_identifier(self._latest)})
-        self._answer_types = {column[0]: str(column[1]) for column in answers.description or ()}
+        self._answer_types = list_gold_columns(connection, quote_identifier(self._latest))
         for name in MACROS:
             self.execute(f"evaluate/macros/{name}")
 
@@ -195,17 +194,16 @@ class Comparison:
             gold, copy, k: see `read_gold` and `evaluate_answers`.
         """
         for column in self.read_gold(gold, copy):
-            parameters: dict[str, Any] = {"column": column.name}
+            given: dict[str, Any] = {**self._this, "column": column.name, "true_label": column.true_label}
             if column.kind == "rank":
-                parameters["group"] = self._workload.key.index(self._workload.kind.rank_within) + 1
-                self.execute("gold/rank_answers", {"group": parameters["group"]})
+                group = {"group": self._workload.key.index(self._workload.kind.rank_within) + 1}
+                self.execute("gold/rank_answers", group)
+                self._pair(column)
+                self.execute("evaluate/insert_rank_rows", given | group | {"k": k})
+                continue
             self._pair(column)
-            if column.kind in ("probability", "rank"):
-                parameters["true_label"] = column.true_label
             if column.kind == "probability":
-                self.execute("evaluate/insert_probability_rows", self._this | parameters)
-            elif column.kind == "rank":
-                self.execute("evaluate/insert_rank_rows", self._this | parameters | {"k": k})
+                self.execute("evaluate/insert_probability_rows", given)
             else:
                 self._insert(column, GOLD, "accuracy" if column.kind == "label" else "exact_match")
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.planning.prefix_tree import common_prefix_len
+from engine.planning.range_cuts import num_shared_tokens
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet
 from tasks.storage.prompt_order import sort_prompts
 from tasks.storage.row_numbers import write_joined
@@ -39,18 +39,11 @@ def count_shared(joint: ArtifactRef, first_row_ids: Sequence[int], folder: str) 
             owner = int(np.searchsorted(first_row_ids, row_id, side="right")) - 1
             for members in sets:
                 if owner in members:
-                    num_tokens[members] += _num_new_tokens(last.get(members), prompt)
+                    before = last.get(members)
+                    num_tokens[members] += len(prompt) - (0 if before is None else num_shared_tokens(before, prompt))
                     last[members] = prompt
     shared = [[0] * num for _ in range(num)]
     for one, other in combinations(range(num), 2):
         saved = num_tokens[one,] + num_tokens[other,] - num_tokens[one, other]
         shared[one][other] = shared[other][one] = saved
     return shared
-
-
-def _num_new_tokens(before: npt.NDArray[np.int32] | None, prompt: npt.NDArray[np.int32]) -> int:
-    """Tokens of a prompt that a prefix tree does not hold yet, given the prompt before; a last token is not shared."""
-    if before is None:
-        return len(prompt)
-    common = common_prefix_len(before, prompt)
-    return 0 if common == len(before) == len(prompt) else len(prompt) - min(common, len(before) - 1, len(prompt) - 1)

@@ -88,7 +88,7 @@ class FailingRows:
             return _split(prompts, self._rows.group_id[self._rows.is_member_start])[::-1]
         rows = self._rows.select(self._is_left(piece))
         failed = [
-            Completion(request_id=str(row_id), finish_reason="error", num_prompt_tokens=len(prompt), error=reason)
+            Completion.refuse(str(row_id), len(prompt), reason)
             for row_id, prompt in zip(rows.row_id.tolist(), rows.prompts, strict=True)
         ]
         self._work.keep(failed, rows, codec=None, steps=[], ended_at=datetime.now(UTC))

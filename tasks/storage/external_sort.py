@@ -113,7 +113,7 @@ class _NarrowRows:
             is_long = pc.fill_null(pc.greater(sizes, SHORT_BYTES), False)
             columns[name] = pc.if_else(is_long, None, values)
             if name in hashes:
-                places, _ = self._spill.put_once(values, pc.if_else(is_long, hashes[name], None).to_pylist())
+                places = self._spill.put_once(values, pc.if_else(is_long, hashes[name], None).to_pylist())
             else:
                 places = self._spill.put(pc.if_else(is_long, values, None))
             columns[f"{name} place"] = places

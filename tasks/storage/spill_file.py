@@ -48,26 +48,25 @@ class SpillFile:
         self._num_bytes += int(bounds[-1] - bounds[0])
         return pa.array(places, pa.int64(), mask=values.is_null().to_numpy(zero_copy_only=False))
 
-    def put_once(
-        self, texts: pa.LargeBinaryArray | pa.LargeStringArray, hashes: list[str | None]
-    ) -> tuple[pa.Int64Array, pa.Int64Array]:
+    def put_once(self, texts: pa.LargeBinaryArray | pa.LargeStringArray, hashes: list[str | None]) -> pa.Int64Array:
         """Append the texts that are not in the file yet, by hashes that tell equal texts, None for a text that is not
-        stored; returns place and number of bytes of each, null for null."""
+        stored; returns the place of each, null for null."""
         if len(self._known) > KNOWN_TEXTS:
             self._known.clear()
-        sizes = pc.binary_length(texts)
         places: list[int | None] = []
         new_rows: list[int] = []
         end = self._num_bytes
-        for row, (size, digest) in enumerate(zip(sizes.to_pylist(), hashes, strict=True)):
-            place = None if size is None or digest is None else self._known.get(digest)
-            if place is None and size is not None and digest is not None:
-                place = self._known[digest] = end
+        for row, (size, digest) in enumerate(zip(pc.binary_length(texts).to_pylist(), hashes, strict=True)):
+            if size is None or digest is None:
+                places.append(None)
+                continue
+            if digest not in self._known:
+                self._known[digest] = end
                 end += size
                 new_rows.append(row)
-            places.append(place)
+            places.append(self._known[digest])
         self.put(texts.take(pa.array(new_rows, pa.int64())))
-        return pa.array(places, pa.int64()), sizes
+        return pa.array(places, pa.int64())
 
     def get(self, places: pa.Int64Array, sizes: pa.Int64Array) -> pa.LargeBinaryArray:
         """The values at these places, null for null; a value that several rows share is read once."""

@@ -15,7 +15,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.quantizers import AutoHfQuantizer
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, check_layers, refuse_missing, weight_shapes
+from engine.model.loading.checkpoint import check_layers, refuse_missing, weight_shapes
+from engine.model.loading.gguf import unpack_gguf
 
 _HEAD = re.compile(r"lm_head|embed_out|unembed|^(head|output)\.")
 """Names of the weights of output layers, in the files of all architectures."""
@@ -100,10 +101,7 @@ def load_weights(
     Returns:
         the model, and whether the checkpoint has an output layer, which embedding models and classifiers do not need.
     """
-    if (folder / GGUF_TENSORS).is_file():
-        from engine.model.loading.gguf import unpack_gguf
-
-        folder = unpack_gguf(folder)
+    folder = unpack_gguf(folder)
     check_layers(folder, weight_shapes(folder))
     quantization = getattr(config, "quantization_config", None)
     loaded, missing_keys = read_pretrained(AutoModelForCausalLM, folder, config, dtype=dtype, device=device)

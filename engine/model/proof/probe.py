@@ -34,15 +34,14 @@ def prove(config: PretrainedConfig, make_engine: MakeEngine) -> None:
     refuse_known(config)
     text_config = config.get_text_config(decoder=True)
     refuse_known(text_config)
+    name = text_config.model_type
     if type(text_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        name = text_config.model_type
         raise ModelError(f"architecture {name!r} is not supported: transformers has no causal language model of it")
     _check_decoder(config, text_config)
     tiny = shrink(text_config)
     record = cache_folder() / "proven" / f"{tiny.model_type}-{_digest(tiny)}.json"
     if record.is_file():
         return
-    name = text_config.model_type
     LOGGER.info("architecture %r is new here: a tiny model of it is compared with transformers, once", name)
     try:
         found = find_difference(tiny, make_engine)

@@ -71,20 +71,13 @@ def as_request(name: str, prompt: list[int]) -> Request:
     return Request(request_id=name, token_ids=token_ids, max_new_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 
 
-def find_difference(
-    config: PretrainedConfig, make_engine: MakeEngine, on_step: Callable[[Any], None] | None = None
-) -> Difference | None:
-    """Computes a tiny model with both; None if the results agree.
-
-    Args:
-        on_step: called after each of the engine's steps.
-    Raises:
-        ModelError: the engine or transformers cannot compute the model.
-    """
+def find_difference(config: PretrainedConfig, make_engine: MakeEngine) -> Difference | None:
+    """Computes a tiny model with both; None if the results agree. Raises `ModelError` if the engine or transformers
+    cannot compute it."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a tiny model is slower with more threads
     try:
-        return _compare(config, make_engine, on_step)
+        return _compare(config, make_engine)
     except ModelError:
         raise
     except Exception as error:  # layers that do not fit the engine, or a size that is too small, raise anything
@@ -93,9 +86,7 @@ def find_difference(
         torch.set_num_threads(num_threads)
 
 
-def _compare(
-    config: PretrainedConfig, make_engine: MakeEngine, on_step: Callable[[Any], None] | None
-) -> Difference | None:
+def _compare(config: PretrainedConfig, make_engine: MakeEngine) -> Difference | None:
     model = make_tiny_model(config)
     expected = [_generate(model, prompt) for prompt in prompts()]
     labels = tuple((token,) for token in range(VOCAB_SIZE))
@@ -109,7 +100,7 @@ def _compare(
         with _noting_layers(layers):
             made = make_engine(ours, engine_config)
             groups = plan_prefix_groups([request.token_ids for request in requests])
-            answers = {answer.request_id: answer for answer in made.run_plan(requests, groups, on_step=on_step)}
+            answers = {answer.request_id: answer for answer in made.run_plan(requests, groups)}
         missing = set(range(config.num_hidden_layers)) - layers
         if missing and not ours.has_replaced_layers:
             raise ModelError(f"layer {min(missing)} does not use transformers' attention interface")
