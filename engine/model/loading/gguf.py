@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, weight_sample
+from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, refuse_missing, weight_sample
 from engine.model.loading.gguf_config import complete_config
 
 LOGGER = logging.getLogger("batchloom.engine")
@@ -151,10 +151,12 @@ def _write_unpacked(file: Path, folder: Path) -> None:
 
     LOGGER.info("unpacking the weights of %s: once, a minute or more", file.name)
     config = transformers.AutoConfig.from_pretrained(open_gguf(file))
+    how = {"dtype": torch.float32, "output_loading_info": True}
     with no_progress_bars():
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, config=config, gguf_file=file.name, dtype=torch.float32, **unpack
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, config=config, gguf_file=file.name, **how, **unpack
         )
+        refuse_missing(info["missing_keys"], file)
         model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
     values = json.loads((folder / "config.json").read_text())

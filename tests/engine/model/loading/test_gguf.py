@@ -8,14 +8,22 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
 from engine import Engine, EngineConfig, Request
+from engine.errors import ModelError
 from engine.model.loading.checkpoint import read_json, resolve_checkpoint
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, EXPERT_SIZE, TOKENS = 64, 4, 2, 32, 6, 96, 640
 
 
-def write_mixture(file: Path, tokenizer_of: Path) -> None:
-    """A Qwen3-MoE of two layers with random weights and a small part of another file's tokenizer."""
+def write_mixture(file: Path, tokenizer_of: Path, *, without: str = "", num_parts: int = 1) -> None:
+    """A Qwen3-MoE of two layers with random weights and a small part of another file's tokenizer.
+
+    Args:
+        without: name of a tensor that is left out.
+        num_parts: of how many files this one says that it is the first.
+    """
     writer = GGUFWriter(file, "qwen3moe")
+    if num_parts > 1:
+        writer.add_uint16("split.count", num_parts)
     fields = {name: field for name, field in GGUFReader(tokenizer_of).fields.items() if name.startswith("tokenizer.")}
     tokens = fields["tokenizer.ggml.tokens"].contents()[:TOKENS]
     for name, field in fields.items():
@@ -45,6 +53,8 @@ def write_mixture(file: Path, tokenizer_of: Path) -> None:
 
     def add(name: str, *shape: int) -> None:
         weights = rng.normal(size=shape, scale=0.1 if len(shape) > 1 else 1).astype(np.float32)
+        if name == without:
+            return
         if len(shape) == 1 or "gate_inp" in name:
             writer.add_tensor(f"{name}.weight", weights)
             return
@@ -90,3 +100,11 @@ def test_experts_and_rotations_are_those_of_the_file(
     assert answers[0] == answers[1]
     assert "it/s" not in capfd.readouterr().err, "no progress bar of transformers"
     assert "unpacking the weights of mixture.gguf" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_weights_that_a_file_lacks_are_not_made_up(dtype: str, tmp_path: Path, smollm2_gguf: Path) -> None:
+    write_mixture(tmp_path / "model.gguf", smollm2_gguf, without="blk.1.attn_v")
+    lacks = r"model\.gguf': (lacks the tensor blk\.1|its files lack 1 weights, model\.layers\.1\.self_attn\.v_proj)"
+    with pytest.raises(ModelError, match=lacks):
+        Engine.load(tmp_path / "model.gguf", EngineConfig(dtype=dtype, device="cpu"))
