@@ -17,7 +17,7 @@ from engine.model.loading.gguf_config import complete_config
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-_CONVERTER_VERSION = 4
+_CONVERTER_VERSION = 5
 
 
 def open_gguf(file: Path) -> Path:
@@ -74,6 +74,9 @@ def write_tensor_table(file: Path, folder: Path) -> Any:
             super()._build_tensors(start_offs, fields)
 
     reader = Reader(file)
+    if (parts := reader.fields.get("split.count")) is not None and (num_parts := int(parts.contents())) > 1:
+        why = f"it is one of {num_parts} parts of a model; join them with `llama-gguf-split --merge` of llama.cpp"
+        raise ModelError(f"model {str(file)!r}: {why}")
     tensors = {
         tensor.name: {
             "format": tensor.tensor_type.name,

@@ -108,3 +108,9 @@ def test_weights_that_a_file_lacks_are_not_made_up(dtype: str, tmp_path: Path, s
     lacks = r"model\.gguf': (lacks the tensor blk\.1|its files lack 1 weights, model\.layers\.1\.self_attn\.v_proj)"
     with pytest.raises(ModelError, match=lacks):
         Engine.load(tmp_path / "model.gguf", EngineConfig(dtype=dtype, device="cpu"))
+
+
+def test_a_part_of_a_model_is_refused(tmp_path: Path, smollm2_gguf: Path) -> None:
+    write_mixture(tmp_path / "model-00001-of-00003.gguf", smollm2_gguf, num_parts=3)
+    with pytest.raises(ModelError, match=r"003\.gguf': it is one of 3 parts of a model; join them with `llama-gguf-"):
+        resolve_checkpoint(tmp_path / "model-00001-of-00003.gguf")
