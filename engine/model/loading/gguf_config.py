@@ -51,7 +51,7 @@ def complete_config(config: Any, reader: Any) -> None:
     if own.get("rope_type") == "longrope":
         config.original_max_position_embeddings = own["original_max_position_embeddings"]
     if (window := read("attention.sliding_window")) is not None and hasattr(config, "sliding_window"):
-        config.sliding_window = int(window)
+        config.sliding_window = int(window) or None  # Phi-4's is 0
     if config.num_hidden_layers == LAYERS_OF_27B.get(config.model_type):
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
 

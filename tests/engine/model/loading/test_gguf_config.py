@@ -106,6 +106,11 @@ def test_phi(tmp_path: Path) -> None:
     assert rope["attention_factor"] == pytest.approx(1.19)
 
 
+def test_a_window_of_zero_is_none(tmp_path: Path) -> None:
+    """As the converter of llama.cpp writes it for Phi-4."""
+    assert complete(tmp_path / "model.gguf", "phi3", rope={"attention.sliding_window": 0}).sliding_window is None
+
+
 def test_starcoder(tmp_path: Path) -> None:
     assert (
         complete(tmp_path / "a.gguf", "starcoder2", rope={"rope.freq_base": 1e6}).rope_parameters["rope_theta"] == 1e6
