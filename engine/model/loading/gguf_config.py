@@ -1,4 +1,4 @@
-"""What transformers leaves out of the configuration of a GGUF file: rotations, windows, the size of experts."""
+"""What transformers leaves out of the configuration of a GGUF file: rotations, windows, biases, sizes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -34,6 +34,9 @@ def complete_config(config: Any, reader: Any) -> None:
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if (experts := tensors.get("blk.0.ffn_gate_exps.weight")) is not None:
         config.moe_intermediate_size = int(experts.shape[1])
+    for key, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_down")):
+        if hasattr(config, key) and f"blk.0.{name}.bias" in tensors:
+            setattr(config, key, True)
     factors = {name: np.array(tensor.data) for name, tensor in tensors.items() if name.startswith("rope_f")}
     rope = getattr(config, "rope_parameters", None) or {}
     is_by_layer = any(isinstance(each, dict) for each in rope.values())

@@ -30,7 +30,7 @@ def complete(file: Path, architecture: str, *, rope: dict[str, Any] | None = Non
         writer.add_key_value(f"{architecture}.{name}", value, kinds[type(value)])
     writer.add_tensor("output_norm.weight", np.ones(256, np.float32))
     for name, values in tensors.items():
-        writer.add_tensor(f"{name}.weight", np.asarray(values, np.float32))
+        writer.add_tensor(name if "." in name else f"{name}.weight", np.asarray(values, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -109,6 +109,14 @@ def test_phi(tmp_path: Path) -> None:
 def test_a_window_of_zero_is_none(tmp_path: Path) -> None:
     """As the converter of llama.cpp writes it for Phi-4."""
     assert complete(tmp_path / "model.gguf", "phi3", rope={"attention.sliding_window": 0}).sliding_window is None
+
+
+def test_biases_are_those_of_the_file(tmp_path: Path) -> None:
+    biases = {"blk.0.attn_q.bias": np.ones(256), "blk.0.ffn_down.bias": np.ones(256)}
+    config = complete(tmp_path / "model.gguf", "llama", **biases)
+    assert (config.attention_bias, config.mlp_bias) == (True, True)
+    config = complete(tmp_path / "other.gguf", "llama")
+    assert (config.attention_bias, config.mlp_bias) == (False, False)
 
 
 def test_starcoder(tmp_path: Path) -> None:
