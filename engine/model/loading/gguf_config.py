@@ -34,6 +34,10 @@ def complete_config(config: Any, reader: Any) -> None:
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if (experts := tensors.get("blk.0.ffn_gate_exps.weight")) is not None:
         config.moe_intermediate_size = int(experts.shape[1])
+    if (expert := tensors.get("blk.0.ffn_up_shexp.weight")) is not None:
+        config.shared_expert_intermediate_size = int(expert.shape[1])
+    if config.model_type == "qwen3":
+        config.head_dim = read("attention.key_length") or config.head_dim
     for key, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_down")):
         if hasattr(config, key) and f"blk.0.{name}.bias" in tensors:
             setattr(config, key, True)

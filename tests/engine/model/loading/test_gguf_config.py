@@ -21,7 +21,7 @@ HALF = 32
 
 def complete(file: Path, architecture: str, *, rope: dict[str, Any] | None = None, **tensors: Any) -> Any:
     """A configuration after a file with these fields and tensors was read; names of `rope` lack the architecture's."""
-    kind = {"gemma3": "gemma3_text"}.get(architecture, architecture)
+    kind = {"gemma3": "gemma3_text", "qwen2moe": "qwen2_moe"}.get(architecture, architecture)
     sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = AutoConfig.for_model(kind, **sizes, **({} if kind in ("phi3", "starcoder2") else {"head_dim": 64}))
     writer = GGUFWriter(file, architecture)
@@ -30,7 +30,7 @@ def complete(file: Path, architecture: str, *, rope: dict[str, Any] | None = Non
         writer.add_key_value(f"{architecture}.{name}", value, kinds[type(value)])
     writer.add_tensor("output_norm.weight", np.ones(256, np.float32))
     for name, values in tensors.items():
-        writer.add_tensor(name if "." in name else f"{name}.weight", np.asarray(values, np.float32))
+        writer.add_tensor(name if name.endswith(".bias") else f"{name}.weight", np.asarray(values, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -117,6 +117,13 @@ def test_biases_are_those_of_the_file(tmp_path: Path) -> None:
     assert (config.attention_bias, config.mlp_bias) == (True, True)
     config = complete(tmp_path / "other.gguf", "llama")
     assert (config.attention_bias, config.mlp_bias) == (False, False)
+
+
+def test_sizes_of_heads_and_of_a_shared_expert(tmp_path: Path) -> None:
+    assert complete(tmp_path / "a.gguf", "qwen3", rope={"attention.key_length": 96}).head_dim == 96
+    assert complete(tmp_path / "b.gguf", "qwen3").head_dim == 64
+    config = complete(tmp_path / "c.gguf", "qwen2moe", **{"blk.0.ffn_up_shexp": np.ones((160, 256))})
+    assert config.shared_expert_intermediate_size == 160
 
 
 def test_starcoder(tmp_path: Path) -> None:
