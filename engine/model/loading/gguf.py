@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, refuse_missing, weight_sample
-from engine.model.loading.gguf_config import complete_config
+from engine.model.loading.gguf_config import complete_config, find_end_tokens
 
 LOGGER = logging.getLogger("batchloom.engine")
 
@@ -138,7 +138,9 @@ def _write_folder(file: Path, folder: Path) -> None:
     except ModelError as error:
         raise ModelError(f"model {str(file)!r}: {error}") from error
     config.save_pretrained(folder)
-    transformers.GenerationConfig.from_model_config(config).save_pretrained(folder)
+    generation = transformers.GenerationConfig.from_model_config(config)
+    generation.eos_token_id = find_end_tokens(reader) or generation.eos_token_id
+    generation.save_pretrained(folder)
 
 
 def _write_unpacked(file: Path, folder: Path) -> None:
@@ -153,13 +155,15 @@ def _write_unpacked(file: Path, folder: Path) -> None:
     from engine.model.loading.stock_weights import no_progress_bars
 
     LOGGER.info("unpacking the weights of %s: once, a minute or more", file.name)
-    config = transformers.AutoConfig.from_pretrained(open_gguf(file))
+    opened = open_gguf(file)
+    config = transformers.AutoConfig.from_pretrained(opened)
     how = {"dtype": torch.float32, "output_loading_info": True}
     with no_progress_bars():
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent, config=config, gguf_file=file.name, **how, **unpack
         )
         refuse_missing(info["missing_keys"], file)
+        model.generation_config = transformers.GenerationConfig.from_pretrained(opened)
         model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
     values = json.loads((folder / "config.json").read_text())

@@ -12,6 +12,8 @@ from engine.errors import ModelError
 LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 """Layers of the Gemma models that scale queries by their hidden size over their heads, which no field says."""
 
+_ENDS_OF_TURNS = frozenset(("<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>"))
+
 Read = Callable[[str], Any]
 """The value of a field by its name behind the architecture's; None where the file has no such field."""
 
@@ -61,6 +63,16 @@ def complete_config(config: Any, reader: Any) -> None:
         config.sliding_window = int(window) or None  # Phi-4's is 0
     if config.num_hidden_layers == LAYERS_OF_27B.get(config.model_type):
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
+
+
+def find_end_tokens(reader: Any) -> list[int]:
+    """Tokens that end an answer: the one that the file names, and those that end a turn, of which files of Gemma and
+    Phi name none. `reader`: of the gguf package."""
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    ends = _ENDS_OF_TURNS - ({"<|end|>"} if "<|return|>" in tokens else set())  # gpt-oss ends its thoughts with it
+    named = [reader.fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot")]
+    found = {int(field.contents()) for field in named if field is not None}
+    return sorted(found | {token_id for token_id, token in enumerate(tokens) if token in ends})
 
 
 def _find_scaling(

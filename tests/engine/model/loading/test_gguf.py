@@ -9,7 +9,8 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import read_json, resolve_checkpoint
+from engine.model.loading.checkpoint import read_end_tokens, read_json, resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, EXPERT_SIZE, TOKENS = 64, 4, 2, 32, 6, 96, 640
 
@@ -90,6 +91,8 @@ def test_experts_and_rotations_are_those_of_the_file(
     write_mixture(file, smollm2_gguf)
     config = read_json(resolve_checkpoint(file) / "config.json")
     assert config["moe_intermediate_size"] == EXPERT_SIZE
+    for folder in (resolve_checkpoint(file), unpack_gguf(resolve_checkpoint(file))):
+        assert read_end_tokens(folder) == [2], "<|im_end|>"
     assert config["rope_parameters"] == {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     asked = [Request(request_id=str(n), token_ids=[20, 30, 40 + n] * 9, max_new_tokens=5) for n in range(3)]
     answers = []

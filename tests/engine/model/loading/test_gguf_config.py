@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.errors import ModelError
-from engine.model.loading.gguf_config import complete_config
+from engine.model.loading.gguf_config import complete_config, find_end_tokens
 
 HALF = 32
 """Frequencies of a head of 64."""
@@ -142,3 +142,26 @@ def test_the_largest_gemma_scales_queries_by_its_hidden_size(
         AutoConfig, "for_model", lambda *names, **sizes: make(*names, num_hidden_layers=num_layers, **sizes)
     )
     assert complete(tmp_path / "large.gguf", architecture).query_pre_attn_scalar == 64
+
+
+@pytest.mark.parametrize(
+    ("tokens", "named", "ends"),
+    [
+        (["a", "<eos>", "<end_of_turn>"], {"eos": 1}, [1, 2]),  # Gemma
+        (["<|endoftext|>", "a", "<|end|>"], {"eos": 0}, [0, 2]),  # Phi
+        (["<|end|>", "<|return|>"], {"eos": 1}, [1]),  # gpt-oss
+        (["</s>", "a", "[end]"], {"eos": 0, "eot": 2}, [0, 2]),
+        (["a"], {}, []),
+    ],
+)
+def test_the_end_of_a_turn_ends_an_answer(
+    tokens: list[str], named: dict[str, int], ends: list[int], tmp_path: Path
+) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_token_list(tokens)
+    for name, token in named.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert find_end_tokens(GGUFReader(tmp_path / "model.gguf")) == ends
