@@ -69,11 +69,17 @@ def write_tensor_table(file: Path, folder: Path) -> Any:
                 block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(int(kind[0]))]
                 num_blocks = math.prod(map(int, shape)) // block_size
                 end = max(end, start_offs + int(offset[0]) + num_blocks * block_bytes)
-            if (size := file.stat().st_size) < end:
-                raise ModelError(f"model {str(file)!r}: the file is cut: {size:,} bytes, its tensors end at {end:,}")
+            if file.stat().st_size < end:
+                raise ValueError(f"its tensors end at {end:,}")
             super()._build_tensors(start_offs, fields)
 
-    reader = Reader(file)
+    try:
+        reader = Reader(file)
+    except (ValueError, LookupError) as error:
+        what = f"not a readable GGUF file, or cut at {file.stat().st_size:,} bytes: {error}"
+        raise ModelError(f"model {str(file)!r}: {what}") from error
+    if reader.byte_order == "S":
+        raise ModelError(f"model {str(file)!r}: its numbers are big-endian")
     if (parts := reader.fields.get("split.count")) is not None and (num_parts := int(parts.contents())) > 1:
         why = f"it is one of {num_parts} parts of a model; join them with `llama-gguf-split --merge` of llama.cpp"
         raise ModelError(f"model {str(file)!r}: {why}")
@@ -112,9 +118,8 @@ def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) ->
             raise ModelError(f"model {str(file)!r}: cannot be converted: {error}") from error
     except ModelError:
         raise
-    except Exception as error:  # parsers raise errors of any kind for a damaged file
-        why = f"not a readable GGUF file, or cut at {file.stat().st_size:,} bytes: {type(error).__name__}: {error}"
-        raise ModelError(f"model {str(file)!r}: {why}") from error
+    except Exception as error:  # transformers raises errors of any kind for what it does not know
+        raise ModelError(f"model {str(file)!r}: cannot be used: {type(error).__name__}: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target

@@ -93,7 +93,7 @@ def _find_scaling(
         return {}
     if kind not in ("linear", "yarn"):
         raise ModelError(f"rope.scaling.type {kind!r} is not known")
-    factor = float(read("rope.scaling.factor") or read("rope.scale_linear"))
+    factor = float(read("rope.scaling.factor") or read("rope.scale_linear") or 1)
     if kind == "linear":
         return {"rope_type": kind, "factor": factor}
     if attention_factor is not None:

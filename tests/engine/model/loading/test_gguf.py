@@ -113,6 +113,26 @@ def test_weights_that_a_file_lacks_are_not_made_up(dtype: str, tmp_path: Path, s
         Engine.load(tmp_path / "model.gguf", EngineConfig(dtype=dtype, device="cpu"))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "endian", "why"),
+    [
+        ("mpt", gguf.GGUFEndian.LITTLE, "cannot be used: ValueError: .*architecture mpt is not supported"),
+        ("llama", gguf.GGUFEndian.BIG, "its numbers are big-endian"),
+    ],
+)
+def test_a_whole_file_that_is_not_computed_is_refused_with_the_reason(
+    architecture: str, endian: gguf.GGUFEndian, why: str, tmp_path: Path
+) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", architecture, endianess=endian)
+    writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=rf"model\.gguf': {why}"):
+        resolve_checkpoint(tmp_path / "model.gguf")
+
+
 def test_a_part_of_a_model_is_refused(tmp_path: Path, smollm2_gguf: Path) -> None:
     write_mixture(tmp_path / "model-00001-of-00003.gguf", smollm2_gguf, num_parts=3)
     with pytest.raises(ModelError, match=r"003\.gguf': it is one of 3 parts of a model; join them with `llama-gguf-"):

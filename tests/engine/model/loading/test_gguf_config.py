@@ -77,6 +77,8 @@ def test_linear_scaling(tmp_path: Path) -> None:
     config = complete(tmp_path / "model.gguf", "gemma3", rope=scaling)
     assert config.rope_parameters["full_attention"] == {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     assert config.rope_parameters["sliding_attention"] == {"rope_type": "default", "rope_theta": 1e4}
+    config = complete(tmp_path / "other.gguf", "llama", rope={"rope.scaling.type": "linear"})
+    assert config.rope_parameters["factor"] == 1, "as llama.cpp reads a file that says none"
 
 
 def test_yarn(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_a_link_to_a_file_that_is_gone_is_named(tiny_llama: Path, tmp_path: Path
 def test_a_gguf_file_that_is_cut_is_named_with_its_size(smollm2_gguf: Path, tmp_path: Path) -> None:
     whole = smollm2_gguf.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[:-1000])
-    with pytest.raises(ModelError, match=f"is cut: {len(whole) - 1000:,} bytes, its tensors end at {len(whole):,}$"):
+    with pytest.raises(ModelError, match=f"cut at {len(whole) - 1000:,} bytes: its tensors end at {len(whole):,}$"):
         resolve_checkpoint(tmp_path / "cut.gguf")
     for num_bytes in (0, 10, 1000):
         (tmp_path / "cut.gguf").write_bytes(whole[:num_bytes])
