@@ -71,7 +71,11 @@ def is_quantized(model: str | Path) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, without those that have all weights a second time by other names."""
+    """The safetensors files of a checkpoint, also those that its index names and that are missing; without those that
+    have all weights a second time by other names."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file() and not (folder / "model.safetensors").is_file():
+        return sorted({folder / name for name in read_json(index).get("weight_map", {}).values()})
     return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
 
 

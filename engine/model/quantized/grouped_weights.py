@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from engine.kernels import cdiv
 from engine.kernels.cpu.quantized import HALF, QuantizedColumns, grouped_kind
-from engine.model.loading.checkpoint import read_json
+from engine.model.loading.checkpoint import read_json, weight_files
 from engine.model.quantized.mapped_tensors import MappedTensor, MappedTensors, quantized_library
 
 _CODES_AT_ONCE = 4 << 20
@@ -37,7 +37,7 @@ class GroupedWeights:
         self._method = str(self._config["quant_method"])
         self._is_transposed = self._method != "compressed-tensors"
         self._tensors = MappedTensors()
-        for file in sorted(folder.glob("*.safetensors")):
+        for file in weight_files(folder):
             self._tensors.add_safetensors(file)
 
     def __contains__(self, name: str) -> bool:

@@ -220,6 +220,16 @@ def test_zero_points_that_cannot_be_read_are_refused_by_name(
     assert str(refused.value) == f"model {str(folder)!r}: dtype 'quantized': {reason.format(name=name)}"
 
 
+def test_weights_by_other_names_in_a_second_file_are_left_out(tiny_llama: Path, tmp_path: Path) -> None:
+    """As in the repositories of Mistral."""
+    (tmp_path / "shaped").mkdir()
+    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "int4")
+    expected = answers_of(load(folder))
+    scales = load_file(folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight_scale"]
+    save_file({"layers.0.feed_forward.w3.weight_scale": scales}, folder / "consolidated.safetensors")
+    assert answers_of(load(folder)) == expected
+
+
 def test_unpacking_by_name_is_refused_before_any_work(tiny_llama: Path, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     shutil.copytree(tiny_llama, folder)
