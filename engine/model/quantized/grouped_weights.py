@@ -158,12 +158,12 @@ class GroupedWeights:
         raw = torch.from_numpy(self._tensors.raw(tensor).copy())
         if tensor.format == "I8":  # signed, from -8 to 7
             return raw + 8
+        if self._method == "gptq":  # its files have words of zero points minus one
+            raw = (raw.view(torch.int32) + 0x11111111).view(torch.uint8)
         nibbles = _nibbles(raw)
         if self._method == "compressed-tensors":  # eight columns per word: [columns / 8, groups, 8]
             return nibbles.view(tensor.shape[0], tensor.shape[1], 8).permute(0, 2, 1).reshape(-1, tensor.shape[1])
-        if self._method == "awq":
-            return _awq_columns(nibbles)
-        return nibbles.T + 1  # GPTQ files have zero points minus one
+        return _awq_columns(nibbles) if self._method == "awq" else nibbles.T
 
     def _unpack(self, raw: npt.NDArray[np.uint8], some: slice, num_bits: int) -> torch.Tensor:
         """The codes ``[columns, depth]`` of the columns `some`, which begin at a multiple of 16, in raw rows of the

@@ -59,7 +59,7 @@ def quantized(
         scales /= 16
     zeros = torch.full((num_columns, num_groups), 1 << (num_bits - 1))
     if method not in ("int4", "int8"):
-        zeros = torch.randint(1, 16, (num_columns, num_groups), generator=generator)
+        zeros = torch.randint(0, 16, (num_columns, num_groups), generator=generator)
     length = depth // num_groups
     weights = (codes - zeros.repeat_interleave(length, dim=1)) * scales.float().repeat_interleave(length, dim=1)
     tensors: dict[str, torch.Tensor]
