@@ -66,8 +66,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def is_quantized(model: str | Path) -> bool:
     """Whether a checkpoint (see `resolve_checkpoint`) has quantized weights, which dtype "quantized" may support."""
     folder = resolve_checkpoint(model)
-    method = (read_json(folder / "config.json").get("quantization_config") or {}).get("quant_method")
-    return (folder / GGUF_TENSORS).is_file() or method in QUANT_METHODS
+    found = read_json(folder / "config.json").get("quantization_config") or {}
+    if not isinstance(found, dict):
+        raise ModelError(f"model {str(folder)!r}: config.json: quantization_config must be an object, got {found!r}")
+    return (folder / GGUF_TENSORS).is_file() or found.get("quant_method") in QUANT_METHODS
 
 
 def weight_files(folder: Path) -> list[Path]:
