@@ -151,6 +151,8 @@ class QuantizedModel(Model):
         embedding = head = QuantizedWeight([weights.columns("embed_tokens")])
         if "lm_head" in weights:
             head = QuantizedWeight([weights.columns("lm_head")])
+        elif not self.settings.get("tie_word_embeddings"):
+            self.has_output_layer = False
         for weight in (embedding, head):
             self._check_size("embedding or output layer", weight, (self.vocab_size, self.hidden_size))
         self._output_layer = PackedOutputLayer(backend, head)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import Engine, EngineConfig, Request
-from engine.errors import ModelError
+from engine.errors import ModelError, RequestError
 from engine.limits import check_weights
 from engine.model.proof.tiny_model import make_tiny_model, shrink
 from engine.model.quantized.quantized_model import QuantizedModel
@@ -254,6 +254,15 @@ def test_tensors_that_are_missing_or_of_another_size_are_named(
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
     with pytest.raises(ModelError, match=rf"{re.escape(reason)}$"):
         load(folder)
+
+
+def test_an_output_layer_is_not_made_up(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "shaped").mkdir()
+    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "int4")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(RequestError, match="the checkpoint has no output layer"):
+        answers_of(load(folder))
 
 
 def test_a_method_that_is_no_object_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
