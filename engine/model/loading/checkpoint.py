@@ -73,8 +73,7 @@ def is_quantized(model: str | Path) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, also those that its index names and that are missing; without those that
-    have all weights a second time by other names."""
+    """The safetensors files that a checkpoint's index names, or else that its folder has, with each weight once."""
     index = folder / "model.safetensors.index.json"
     if index.is_file() and not (folder / "model.safetensors").is_file():
         return sorted({folder / name for name in read_json(index).get("weight_map", {}).values()})
@@ -100,8 +99,7 @@ def check_layers(folder: Path, names: Iterable[str]) -> None:
     config = read_json(folder / "config.json")
     config = text if isinstance(text := config.get("text_config"), dict) else config
     num_layers = config.get("num_hidden_layers", config.get("n_layers"))
-    num_more = config.get("num_nextn_predict_layers") or 0
-    # Layers that predict further tokens may follow; they are not computed.
+    num_more = config.get("num_nextn_predict_layers") or 0  # layers that predict further tokens are not computed
     num_found = max((int(match[1]) + 1 for match in map(_LAYER.match, names) if match), default=None)
     if num_found and isinstance(num_layers, int) and not num_layers <= num_found <= num_layers + num_more:
         why = f"config.json says num_hidden_layers {num_layers}, the weight files hold {num_found} layers"
@@ -135,9 +133,8 @@ def checkpoint_digest(folder: Path) -> str:
         elif file.suffix == ".safetensors":
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode() + weight_sample(file))
     if (folder / "modules.json").is_file():
-        for pattern in SENTENCE_FILES:
-            for file in sorted(folder.glob(pattern)):
-                digest.update(f"{file.relative_to(folder)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+        for file in (file for pattern in SENTENCE_FILES for file in sorted(folder.glob(pattern))):
+            digest.update(f"{file.relative_to(folder)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 
