@@ -19,6 +19,10 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 _CONVERTER_VERSION = 5
 
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+"""Vocabularies, by their pre-tokenizers, in which a word is looked up before it is merged, and whose texts begin with a
+token of their own unless the file says otherwise."""
+
 
 def open_gguf(file: Path) -> Path:
     """The checkpoint folder of a GGUF file, in the cache folder: no weights, but a table of the file's tensors. Raises
@@ -133,9 +137,15 @@ def _write_folder(file: Path, folder: Path) -> None:
     source: dict[str, Any] = {"gguf_file": file.name}
     from engine.model.loading.stock_weights import no_progress_bars
 
+    pre = reader.fields.get("tokenizer.ggml.pre")
+    has_whole_words = pre is not None and pre.contents() in _WHOLE_WORDS
+    begins = {"add_bos_token": True} if has_whole_words and "tokenizer.ggml.add_bos_token" not in reader.fields else {}
     with no_progress_bars():
         config = transformers.AutoConfig.from_pretrained(file.parent, **source)
-        transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source, **begins)
+    if has_whole_words:
+        tokenizer.backend_tokenizer.model.ignore_merges = True
+    tokenizer.save_pretrained(folder)
     if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:  # the file does not name its class
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     try:
@@ -170,7 +180,7 @@ def _write_unpacked(file: Path, folder: Path) -> None:
         refuse_missing(info["missing_keys"], file)
         model.generation_config = transformers.GenerationConfig.from_pretrained(opened)
         model.save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(opened).save_pretrained(folder)
     values = json.loads((folder / "config.json").read_text())
     values.pop("quantization_config", None)
     (folder / "config.json").write_text(json.dumps(values, indent=2))

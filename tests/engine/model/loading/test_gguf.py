@@ -1,11 +1,13 @@
 """GGUF files as programs write them: configuration, tokenizer and weights in one file."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from tokenizers import Tokenizer
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
@@ -15,12 +17,15 @@ from engine.model.loading.gguf import unpack_gguf
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, EXPERT_SIZE, TOKENS = 64, 4, 2, 32, 6, 96, 640
 
 
-def write_mixture(file: Path, tokenizer_of: Path, *, without: str = "", num_parts: int = 1) -> None:
+def write_mixture(
+    file: Path, tokenizer_of: Path, *, without: str = "", num_parts: int = 1, changed: dict[str, Any] | None = None
+) -> None:
     """A Qwen3-MoE of two layers with random weights and a small part of another file's tokenizer.
 
     Args:
         without: name of a tensor that is left out.
         num_parts: of how many files this one says that it is the first.
+        changed: fields of the tokenizer, None where the file has none.
     """
     writer = GGUFWriter(file, "qwen3moe")
     if num_parts > 1:
@@ -34,6 +39,8 @@ def write_mixture(file: Path, tokenizer_of: Path, *, without: str = "", num_part
             values = [merge for merge in values if {*merge.split(), merge.replace(" ", "")} <= known]
         elif kind == GGUFValueType.ARRAY:
             values = values[:TOKENS]
+        if (values := (changed or {}).get(name, values)) is None:
+            continue
         writer.add_key_value(name, values, kind, sub_type=field.types[-1] if kind == GGUFValueType.ARRAY else None)
     writer.add_block_count(2)
     writer.add_context_length(512)
@@ -103,6 +110,26 @@ def test_experts_and_rotations_are_those_of_the_file(
     assert answers[0] == answers[1]
     assert "it/s" not in capfd.readouterr().err, "no progress bar of transformers"
     assert "unpacking the weights of mixture.gguf" in caplog.text
+
+
+@pytest.mark.parametrize("begins", [None, False, True])
+def test_words_of_llama_3_are_tokens_before_they_are_merged(
+    begins: bool | None, tmp_path: Path, smollm2_gguf: Path
+) -> None:
+    """And its texts begin with a token, as llama.cpp reads a file that says nothing about it."""
+    fields = GGUFReader(smollm2_gguf).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()[: TOKENS - 1]
+    changed = {"pre": "llama-bpe", "add_bos_token": begins, "tokens": [*tokens, "qzx"]}
+    changed["merges"] = [
+        merge
+        for merge in fields["tokenizer.ggml.merges"].contents()
+        if {*merge.split(), merge.replace(" ", "")} <= {*tokens}
+    ]
+    changed = {f"tokenizer.ggml.{name}": values for name, values in changed.items()}
+    write_mixture(tmp_path / "model.gguf", smollm2_gguf, changed=changed)
+    tokenizer = Tokenizer.from_file(str(resolve_checkpoint(tmp_path / "model.gguf") / "tokenizer.json"))
+    first = [] if begins is False else [tokenizer.token_to_id("<|im_start|>")]
+    assert tokenizer.encode("qzx").ids == [*first, TOKENS - 1]
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
