@@ -66,12 +66,17 @@ def read_json(path: Path) -> dict[str, Any]:
 def is_quantized(model: str | Path) -> bool:
     """Whether a checkpoint (see `resolve_checkpoint`) has quantized weights, which dtype "quantized" may support."""
     folder = resolve_checkpoint(model)
-    method = (read_json(folder / "config.json").get("quantization_config") or {}).get("quant_method")
-    return (folder / GGUF_TENSORS).is_file() or method in QUANT_METHODS
+    found = read_json(folder / "config.json").get("quantization_config") or {}
+    if not isinstance(found, dict):
+        raise ModelError(f"model {str(folder)!r}: config.json: quantization_config must be an object, got {found!r}")
+    return (folder / GGUF_TENSORS).is_file() or found.get("quant_method") in QUANT_METHODS
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, without those that have all weights a second time by other names."""
+    """The safetensors files that a checkpoint's index names, or else that its folder has, with each weight once."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file() and not (folder / "model.safetensors").is_file():
+        return sorted({folder / name for name in read_json(index).get("weight_map", {}).values()})
     return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
 
 
@@ -81,7 +86,7 @@ def weight_shapes(folder: Path) -> dict[str, list[int]]:
     shapes: dict[str, list[int]] = {}
     for file in weight_files(folder):
         try:
-            with safe_open(file, framework="np") as tensors:
+            with file.open("rb"), safe_open(file, framework="np") as tensors:  # whose own error says that it is gone
                 shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             what = f"{file.name} is damaged or cut at {file.exists() and file.stat().st_size:,} bytes"
@@ -94,8 +99,7 @@ def check_layers(folder: Path, names: Iterable[str]) -> None:
     config = read_json(folder / "config.json")
     config = text if isinstance(text := config.get("text_config"), dict) else config
     num_layers = config.get("num_hidden_layers", config.get("n_layers"))
-    num_more = config.get("num_nextn_predict_layers") or 0
-    # Layers that predict further tokens may follow; they are not computed.
+    num_more = config.get("num_nextn_predict_layers") or 0  # layers that predict further tokens are not computed
     num_found = max((int(match[1]) + 1 for match in map(_LAYER.match, names) if match), default=None)
     if num_found and isinstance(num_layers, int) and not num_layers <= num_found <= num_layers + num_more:
         why = f"config.json says num_hidden_layers {num_layers}, the weight files hold {num_found} layers"
@@ -129,9 +133,8 @@ def checkpoint_digest(folder: Path) -> str:
         elif file.suffix == ".safetensors":
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode() + weight_sample(file))
     if (folder / "modules.json").is_file():
-        for pattern in SENTENCE_FILES:
-            for file in sorted(folder.glob(pattern)):
-                digest.update(f"{file.relative_to(folder)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+        for file in (file for pattern in SENTENCE_FILES for file in sorted(folder.glob(pattern))):
+            digest.update(f"{file.relative_to(folder)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 

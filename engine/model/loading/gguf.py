@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, weight_sample
-from engine.model.loading.gguf_config import complete_config
+from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, refuse_missing, weight_sample
+from engine.model.loading.gguf_config import complete_config, find_end_tokens
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-_CONVERTER_VERSION = 4
+_CONVERTER_VERSION = 5
+
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+"""Vocabularies, by their pre-tokenizers, in which a word is looked up before it is merged, and whose texts begin with a
+token of their own unless the file says otherwise."""
 
 
 def open_gguf(file: Path) -> Path:
@@ -69,11 +73,20 @@ def write_tensor_table(file: Path, folder: Path) -> Any:
                 block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(int(kind[0]))]
                 num_blocks = math.prod(map(int, shape)) // block_size
                 end = max(end, start_offs + int(offset[0]) + num_blocks * block_bytes)
-            if (size := file.stat().st_size) < end:
-                raise ModelError(f"model {str(file)!r}: the file is cut: {size:,} bytes, its tensors end at {end:,}")
+            if file.stat().st_size < end:
+                raise ValueError(f"its tensors end at {end:,}")
             super()._build_tensors(start_offs, fields)
 
-    reader = Reader(file)
+    try:
+        reader = Reader(file)
+    except (ValueError, LookupError) as error:
+        what = f"not a readable GGUF file, or cut at {file.stat().st_size:,} bytes: {error}"
+        raise ModelError(f"model {str(file)!r}: {what}") from error
+    if reader.byte_order == "S":
+        raise ModelError(f"model {str(file)!r}: its numbers are big-endian")
+    if (parts := reader.fields.get("split.count")) is not None and (num_parts := int(parts.contents())) > 1:
+        why = f"it is one of {num_parts} parts of a model; join them with `llama-gguf-split --merge` of llama.cpp"
+        raise ModelError(f"model {str(file)!r}: {why}")
     tensors = {
         tensor.name: {
             "format": tensor.tensor_type.name,
@@ -109,9 +122,8 @@ def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) ->
             raise ModelError(f"model {str(file)!r}: cannot be converted: {error}") from error
     except ModelError:
         raise
-    except Exception as error:  # parsers raise errors of any kind for a damaged file
-        why = f"not a readable GGUF file, or cut at {file.stat().st_size:,} bytes: {type(error).__name__}: {error}"
-        raise ModelError(f"model {str(file)!r}: {why}") from error
+    except Exception as error:  # transformers raises errors of any kind for what it does not know
+        raise ModelError(f"model {str(file)!r}: cannot be used: {type(error).__name__}: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
@@ -125,9 +137,15 @@ def _write_folder(file: Path, folder: Path) -> None:
     source: dict[str, Any] = {"gguf_file": file.name}
     from engine.model.loading.stock_weights import no_progress_bars
 
+    pre = reader.fields.get("tokenizer.ggml.pre")
+    has_whole_words = pre is not None and pre.contents() in _WHOLE_WORDS
+    begins = {"add_bos_token": True} if has_whole_words and "tokenizer.ggml.add_bos_token" not in reader.fields else {}
     with no_progress_bars():
         config = transformers.AutoConfig.from_pretrained(file.parent, **source)
-        transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source, **begins)
+    if has_whole_words:
+        tokenizer.backend_tokenizer.model.ignore_merges = True
+    tokenizer.save_pretrained(folder)
     if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:  # the file does not name its class
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     try:
@@ -135,7 +153,9 @@ def _write_folder(file: Path, folder: Path) -> None:
     except ModelError as error:
         raise ModelError(f"model {str(file)!r}: {error}") from error
     config.save_pretrained(folder)
-    transformers.GenerationConfig.from_model_config(config).save_pretrained(folder)
+    generation = transformers.GenerationConfig.from_model_config(config)
+    generation.eos_token_id = find_end_tokens(reader) or generation.eos_token_id
+    generation.save_pretrained(folder)
 
 
 def _write_unpacked(file: Path, folder: Path) -> None:
@@ -150,13 +170,17 @@ def _write_unpacked(file: Path, folder: Path) -> None:
     from engine.model.loading.stock_weights import no_progress_bars
 
     LOGGER.info("unpacking the weights of %s: once, a minute or more", file.name)
-    config = transformers.AutoConfig.from_pretrained(open_gguf(file))
+    opened = open_gguf(file)
+    config = transformers.AutoConfig.from_pretrained(opened)
+    how = {"dtype": torch.float32, "output_loading_info": True}
     with no_progress_bars():
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, config=config, gguf_file=file.name, dtype=torch.float32, **unpack
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, config=config, gguf_file=file.name, **how, **unpack
         )
+        refuse_missing(info["missing_keys"], file)
+        model.generation_config = transformers.GenerationConfig.from_pretrained(opened)
         model.save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(opened).save_pretrained(folder)
     values = json.loads((folder / "config.json").read_text())
     values.pop("quantization_config", None)
     (folder / "config.json").write_text(json.dumps(values, indent=2))

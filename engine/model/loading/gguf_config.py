@@ -1,4 +1,4 @@
-"""What transformers leaves out of the configuration of a GGUF file: rotations, windows, the size of experts."""
+"""What transformers leaves out of the configuration of a GGUF file: rotations, windows, biases, sizes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,6 +11,8 @@ from engine.errors import ModelError
 
 LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 """Layers of the Gemma models that scale queries by their hidden size over their heads, which no field says."""
+
+_ENDS_OF_TURNS = frozenset(("<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>"))
 
 Read = Callable[[str], Any]
 """The value of a field by its name behind the architecture's; None where the file has no such field."""
@@ -34,6 +36,13 @@ def complete_config(config: Any, reader: Any) -> None:
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if (experts := tensors.get("blk.0.ffn_gate_exps.weight")) is not None:
         config.moe_intermediate_size = int(experts.shape[1])
+    if (expert := tensors.get("blk.0.ffn_up_shexp.weight")) is not None:
+        config.shared_expert_intermediate_size = int(expert.shape[1])
+    if config.model_type == "qwen3":
+        config.head_dim = read("attention.key_length") or config.head_dim
+    for key, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_down")):
+        if hasattr(config, key) and f"blk.0.{name}.bias" in tensors:
+            setattr(config, key, True)
     factors = {name: np.array(tensor.data) for name, tensor in tensors.items() if name.startswith("rope_f")}
     rope = getattr(config, "rope_parameters", None) or {}
     is_by_layer = any(isinstance(each, dict) for each in rope.values())
@@ -51,9 +60,19 @@ def complete_config(config: Any, reader: Any) -> None:
     if own.get("rope_type") == "longrope":
         config.original_max_position_embeddings = own["original_max_position_embeddings"]
     if (window := read("attention.sliding_window")) is not None and hasattr(config, "sliding_window"):
-        config.sliding_window = int(window)
+        config.sliding_window = int(window) or None  # Phi-4's is 0
     if config.num_hidden_layers == LAYERS_OF_27B.get(config.model_type):
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
+
+
+def find_end_tokens(reader: Any) -> list[int]:
+    """Tokens that end an answer: the one that the file names, and those that end a turn, of which files of Gemma and
+    Phi name none. `reader`: of the gguf package."""
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    ends = _ENDS_OF_TURNS - ({"<|end|>"} if "<|return|>" in tokens else set())  # gpt-oss ends its thoughts with it
+    named = [reader.fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot")]
+    found = {int(field.contents()) for field in named if field is not None}
+    return sorted(found | {token_id for token_id, token in enumerate(tokens) if token in ends})
 
 
 def _find_scaling(
@@ -74,7 +93,7 @@ def _find_scaling(
         return {}
     if kind not in ("linear", "yarn"):
         raise ModelError(f"rope.scaling.type {kind!r} is not known")
-    factor = float(read("rope.scaling.factor") or read("rope.scale_linear"))
+    factor = float(read("rope.scaling.factor") or read("rope.scale_linear") or 1)
     if kind == "linear":
         return {"rope_type": kind, "factor": factor}
     if attention_factor is not None:

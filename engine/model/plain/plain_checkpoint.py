@@ -37,12 +37,10 @@ _OPTIONAL = {"tie_word_embeddings": False, "attention_bias": False, "sliding_win
 _OF_QWEN = frozenset(["layer_types", "max_window_layers", "use_sliding_window"])
 _READ_BELOW = _OF_QWEN | {"hidden_act", "mlp_bias", "rope_parameters", "rope_theta", "rope_scaling"}
 
-_IGNORED = frozenset(
-    [
-        *("architectures", "attention_dropout", "dtype", "torch_dtype", "initializer_range"),
-        *("pretraining_tp", "transformers_version", "transformers.js_config", "use_cache", "id2label", "label2id"),
-        *("is_llama_config", "rope_interleaved", "use_mrope"),
-    ]
+_IGNORED = (
+    *("architectures", "attention_dropout", "dtype", "torch_dtype", "initializer_range"),
+    *("pretraining_tp", "transformers_version", "transformers.js_config", "use_cache", "id2label", "label2id"),
+    *("is_llama_config", "rope_interleaved", "use_mrope"),
 )
 """Keys that do not change answers; nor do ids of special tokens, and keys that begin with an underscore."""
 

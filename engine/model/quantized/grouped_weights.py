@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 
 from engine.kernels import cdiv
 from engine.kernels.cpu.quantized import HALF, QuantizedColumns, grouped_kind
-from engine.model.loading.checkpoint import read_json
-from engine.model.quantized.mapped_tensors import MappedTensor, MappedTensors, quantized_library
+from engine.model.loading.checkpoint import read_json, weight_files
+from engine.model.quantized.mapped_tensors import PLAIN, MappedTensor, MappedTensors, quantized_library
 
 _CODES_AT_ONCE = 4 << 20
 """Codes of a tensor that are unpacked at the same time while they are repacked."""
@@ -37,7 +37,7 @@ class GroupedWeights:
         self._method = str(self._config["quant_method"])
         self._is_transposed = self._method != "compressed-tensors"
         self._tensors = MappedTensors()
-        for file in sorted(folder.glob("*.safetensors")):
+        for file in weight_files(folder):
             self._tensors.add_safetensors(file)
 
     def __contains__(self, name: str) -> bool:
@@ -56,14 +56,20 @@ class GroupedWeights:
             place, _, part = name.rpartition(".")
             if part == "weight_g_idx":
                 return f"{self._method} with weights out of order (g_idx)"
+            codes = self._codes_of(place.removeprefix("model."))
+            if part in ("weight", "bias") and tensor.format not in PLAIN and codes is not tensor:
+                return f"tensor {name} has format {tensor.format}"
             if part in ("scales", "weight_scale"):
-                codes = self._codes_of(place.removeprefix("model."))
-                if codes is None or tensor.format not in _SCALES:
+                if codes is None:
+                    return f"{place} has scales without codes"
+                if tensor.format not in _SCALES:
                     return f"tensor {name} has format {tensor.format}"
                 (num_columns, depth), shape = self._sizes(codes), tensor.shape
                 num_groups = shape[0] if self._is_transposed else shape[-1] if len(shape) == 2 else 1
                 if depth % num_groups or depth // num_groups % 32:
                     return f"tensor {name} has {num_groups} scales for {depth} weights, expected one for each 32 n"
+                if shape[-1 if self._is_transposed else 0] != num_columns:
+                    return f"tensor {name} has shape {list(shape)}, expected {num_columns} columns"
                 if codes.format == "I32" and (reason := self._why_not_zeros(place, num_columns, num_groups)):
                     return reason
         return None
@@ -136,17 +142,15 @@ class GroupedWeights:
     def _why_not_zeros(self, place: str, num_columns: int, num_groups: int) -> str | None:
         """Why the zero points of codes of 4 bits cannot be read; None if they can, or all are the middle of the
         range."""
-        if self._is_transposed:
-            return None
-        name = f"{place}.weight_zero_point"
+        name = f"{place}.{'qzeros' if self._is_transposed else 'weight_zero_point'}"
         tensor = self._tensors.get(name)
         if tensor is None:
             groups = self._config.get("config_groups", {}).values()
             is_asymmetric = groups and all(group["weights"].get("symmetric") is False for group in groups)
-            return f"the weights are asymmetric, and there is no tensor {name}" if is_asymmetric else None
+            return f"there is no tensor {name}" if is_asymmetric or self._is_transposed else None
         lengths = {"I8": num_columns, "I32": cdiv(num_columns, 8)}  # one a byte, or eight columns packed in a word
         found = (tensor.shape[0], math.prod(tensor.shape[1:]))
-        if found != (lengths.get(tensor.format), num_groups):
+        if (found[::-1] if self._is_transposed else found) != (lengths.get(tensor.format), num_groups):
             return f"tensor {name} has format {tensor.format} and shape {list(tensor.shape)}"
         return None
 
@@ -158,12 +162,12 @@ class GroupedWeights:
         raw = torch.from_numpy(self._tensors.raw(tensor).copy())
         if tensor.format == "I8":  # signed, from -8 to 7
             return raw + 8
+        if self._method == "gptq":  # its files have words of zero points minus one
+            raw = (raw.view(torch.int32) + 0x11111111).view(torch.uint8)
         nibbles = _nibbles(raw)
         if self._method == "compressed-tensors":  # eight columns per word: [columns / 8, groups, 8]
             return nibbles.view(tensor.shape[0], tensor.shape[1], 8).permute(0, 2, 1).reshape(-1, tensor.shape[1])
-        if self._method == "awq":
-            return _awq_columns(nibbles)
-        return nibbles.T + 1  # GPTQ files have zero points minus one
+        return _awq_columns(nibbles) if self._method == "awq" else nibbles.T
 
     def _unpack(self, raw: npt.NDArray[np.uint8], some: slice, num_bits: int) -> torch.Tensor:
         """The codes ``[columns, depth]`` of the columns `some`, which begin at a multiple of 16, in raw rows of the
@@ -206,12 +210,14 @@ def _why_not_gptq(config: Mapping[str, Any]) -> str | None:
 
 
 def _why_not_compressed(config: Mapping[str, Any]) -> str | None:
-    form = config.get("format")
+    form, groups = config.get("format"), config.get("config_groups", {})
     if form not in ("pack-quantized", "int-quantized"):
         return f"format {form}"
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
         return "sparse weights"
-    for group in config.get("config_groups", {}).values():
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        return f"config_groups {groups}"
+    for group in groups.values():
         weights = group.get("weights") or {}
         kind, num_bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
         is_int8 = form == "int-quantized" and num_bits == 8 and weights.get("symmetric", True)

@@ -151,6 +151,10 @@ class QuantizedModel(Model):
         embedding = head = QuantizedWeight([weights.columns("embed_tokens")])
         if "lm_head" in weights:
             head = QuantizedWeight([weights.columns("lm_head")])
+        elif not self.settings.get("tie_word_embeddings"):
+            self.has_output_layer = False
+        for weight in (embedding, head):
+            self._check_size("embedding or output layer", weight, (self.vocab_size, self.hidden_size))
         self._output_layer = PackedOutputLayer(backend, head)
         scale = getattr(base.embed_tokens, "scalar_embed_scale", None)  # Gemma
         scale = None if scale is None else torch.tensor(scale).to(self.dtype)
@@ -173,10 +177,13 @@ class QuantizedModel(Model):
             for number, (part, bias) in enumerate(zip(parts, biases, strict=True))
         ]
         for product, size in zip(products, (*sizes, read.down.shape), strict=True):
-            if (found := (product.num_columns, product.depth)) != tuple(size):
-                why = f"layer {index} has a matrix of {found}, config.json says {tuple(size)}"
-                raise ModelError(f"model {str(self._weights.file)!r}: {why}")
+            self._check_size(f"layer {index}", product, size)
         return read, products
+
+    def _check_size(self, name: str, product: QuantizedWeight, size: tuple[int, ...]) -> None:
+        if (found := (product.num_columns, product.depth)) != tuple(size):
+            why = f"{name} has a matrix of {found}, config.json says {tuple(size)}"
+            raise ModelError(f"model {str(self._weights.file)!r}: {why}")
 
 
 def _fill_in(weights: QuantizedWeights, module: nn.Module, place: str, dtype: torch.dtype) -> None:
@@ -184,7 +191,11 @@ def _fill_in(weights: QuantizedWeights, module: nn.Module, place: str, dtype: to
     for name, parameter in [*module.named_parameters()]:
         owner, _, kind = name.rpartition(".")
         if parameter.ndim == 1 or owner == "mlp.gate":
-            read = weights.vector(".".join(filter(None, (place, owner))), kind).view(parameter.shape).to(dtype)
+            read = weights.vector(".".join(filter(None, (place, owner))), kind)
+            if len(read) != parameter.numel():
+                why = f"{place} has a {name} of {len(read)}, config.json says {parameter.numel()}"
+                raise ModelError(f"model {str(weights.file)!r}: {why}")
+            read = read.view(parameter.shape).to(dtype)
             setattr(module.get_submodule(owner), kind, nn.Parameter(read, requires_grad=False))
 
 

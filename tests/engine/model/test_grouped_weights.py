@@ -1,6 +1,7 @@
 """Quantized safetensors checkpoints: weights stay in the file's codes, and answers are those of what they stand for."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import Engine, EngineConfig, Request
-from engine.errors import ModelError
+from engine.errors import ModelError, RequestError
 from engine.limits import check_weights
 from engine.model.proof.tiny_model import make_tiny_model, shrink
 from engine.model.quantized.quantized_model import QuantizedModel
@@ -59,7 +60,7 @@ def quantized(
         scales /= 16
     zeros = torch.full((num_columns, num_groups), 1 << (num_bits - 1))
     if method not in ("int4", "int8"):
-        zeros = torch.randint(1, 16, (num_columns, num_groups), generator=generator)
+        zeros = torch.randint(0, 16, (num_columns, num_groups), generator=generator)
     length = depth // num_groups
     weights = (codes - zeros.repeat_interleave(length, dim=1)) * scales.float().repeat_interleave(length, dim=1)
     tensors: dict[str, torch.Tensor]
@@ -105,7 +106,7 @@ def write(checkpoint: Path, folder: Path, method: str) -> tuple[Path, Path]:
     return found, plain
 
 
-def configure(folder: Path, quantization: dict[str, Any]) -> None:
+def configure(folder: Path, quantization: dict[str, Any] | str) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
 
@@ -184,6 +185,7 @@ def test_so_are_those_of_families_with_more_operations(
             {"config_groups": {"group_0": {"weights": WEIGHTS | {"num_bits": 8}}}},
             "compressed-tensors with format pack-quantized, symmetric weights of type int, 8 bits, strategy group",
         ),
+        ("int4", {"config_groups": {"W4A16": ["x"]}}, "compressed-tensors with config_groups {'W4A16': ['x']}"),
     ],
 )
 def test_what_is_not_covered_is_refused_by_name(
@@ -200,7 +202,7 @@ def test_what_is_not_covered_is_refused_by_name(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (None, "the weights are asymmetric, and there is no tensor {name}"),
+        (None, "there is no tensor {name}"),
         (lambda zeros: zeros.short(), "tensor {name} has format I16 and shape [256, 2]"),
         (lambda zeros: zeros.T.contiguous(), "tensor {name} has format I8 and shape [2, 256]"),
     ],
@@ -218,6 +220,68 @@ def test_zero_points_that_cannot_be_read_are_refused_by_name(
     with pytest.raises(ModelError) as refused:
         load(folder)
     assert str(refused.value) == f"model {str(folder)!r}: dtype 'quantized': {reason.format(name=name)}"
+
+
+UP, NORM = "model.layers.0.mlp.up_proj", "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "reason"),
+    [
+        ("awq", {f"{UP}.qzeros": None}, f"dtype 'quantized': there is no tensor {UP}.qzeros"),
+        ("gptq", {f"{UP}.qzeros": torch.zeros(8, 63).int()}, f"tensor {UP}.qzeros has format I32 and shape [8, 63]"),
+        ("int4", {f"{UP}.weight_packed": None}, f"{UP} has scales without codes"),
+        (
+            "int4",
+            {f"{UP}.weight_scale": torch.ones(496, 2).bfloat16()},
+            f"tensor {UP}.weight_scale has shape [496, 2], expected 512 columns",
+        ),
+        ("int8", {NORM: torch.ones(256).double()}, f"tensor {NORM} has format F64"),
+        ("int8", {NORM: torch.ones(128)}, "norm has a weight of 128, config.json says 256"),
+        (
+            "int4",
+            {"model.embed_tokens.weight": torch.ones(480, 256)},
+            "embedding or output layer has a matrix of (480, 256), config.json says (500, 256)",
+        ),
+    ],
+)
+def test_tensors_that_are_missing_or_of_another_size_are_named(
+    method: str, changes: dict[str, torch.Tensor | None], reason: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "shaped").mkdir()
+    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, method)
+    tensors = load_file(folder / "model.safetensors") | changes
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"{re.escape(reason)}$"):
+        load(folder)
+
+
+def test_an_output_layer_is_not_made_up(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "shaped").mkdir()
+    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "int4")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(RequestError, match="the checkpoint has no output layer"):
+        answers_of(load(folder))
+
+
+def test_a_method_that_is_no_object_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(tiny_llama, folder)
+    configure(folder, "awq")
+    for check in (lambda: check_weights(EngineConfig(), folder), lambda: load(folder)):
+        with pytest.raises(ModelError, match=r"config\.json: quantization_config must be an object, got 'awq'"):
+            check()
+
+
+def test_weights_by_other_names_in_a_second_file_are_left_out(tiny_llama: Path, tmp_path: Path) -> None:
+    """As in the repositories of Mistral."""
+    (tmp_path / "shaped").mkdir()
+    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "int4")
+    expected = answers_of(load(folder))
+    scales = load_file(folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight_scale"]
+    save_file({"layers.0.feed_forward.w3.weight_scale": scales}, folder / "consolidated.safetensors")
+    assert answers_of(load(folder)) == expected
 
 
 def test_unpacking_by_name_is_refused_before_any_work(tiny_llama: Path, tmp_path: Path) -> None:

@@ -1,21 +1,35 @@
 """GGUF files as programs write them: configuration, tokenizer and weights in one file."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from tokenizers import Tokenizer
 
 from engine import Engine, EngineConfig, Request
-from engine.model.loading.checkpoint import read_json, resolve_checkpoint
+from engine.errors import ModelError
+from engine.model.loading.checkpoint import read_end_tokens, read_json, resolve_checkpoint
+from engine.model.loading.gguf import unpack_gguf
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, EXPERT_SIZE, TOKENS = 64, 4, 2, 32, 6, 96, 640
 
 
-def write_mixture(file: Path, tokenizer_of: Path) -> None:
-    """A Qwen3-MoE of two layers with random weights and a small part of another file's tokenizer."""
+def write_mixture(
+    file: Path, tokenizer_of: Path, *, without: str = "", num_parts: int = 1, changed: dict[str, Any] | None = None
+) -> None:
+    """A Qwen3-MoE of two layers with random weights and a small part of another file's tokenizer.
+
+    Args:
+        without: name of a tensor that is left out.
+        num_parts: of how many files this one says that it is the first.
+        changed: fields of the tokenizer, None where the file has none.
+    """
     writer = GGUFWriter(file, "qwen3moe")
+    if num_parts > 1:
+        writer.add_uint16("split.count", num_parts)
     fields = {name: field for name, field in GGUFReader(tokenizer_of).fields.items() if name.startswith("tokenizer.")}
     tokens = fields["tokenizer.ggml.tokens"].contents()[:TOKENS]
     for name, field in fields.items():
@@ -25,6 +39,8 @@ def write_mixture(file: Path, tokenizer_of: Path) -> None:
             values = [merge for merge in values if {*merge.split(), merge.replace(" ", "")} <= known]
         elif kind == GGUFValueType.ARRAY:
             values = values[:TOKENS]
+        if (values := (changed or {}).get(name, values)) is None:
+            continue
         writer.add_key_value(name, values, kind, sub_type=field.types[-1] if kind == GGUFValueType.ARRAY else None)
     writer.add_block_count(2)
     writer.add_context_length(512)
@@ -45,6 +61,8 @@ def write_mixture(file: Path, tokenizer_of: Path) -> None:
 
     def add(name: str, *shape: int) -> None:
         weights = rng.normal(size=shape, scale=0.1 if len(shape) > 1 else 1).astype(np.float32)
+        if name == without:
+            return
         if len(shape) == 1 or "gate_inp" in name:
             writer.add_tensor(f"{name}.weight", weights)
             return
@@ -80,6 +98,8 @@ def test_experts_and_rotations_are_those_of_the_file(
     write_mixture(file, smollm2_gguf)
     config = read_json(resolve_checkpoint(file) / "config.json")
     assert config["moe_intermediate_size"] == EXPERT_SIZE
+    for folder in (resolve_checkpoint(file), unpack_gguf(resolve_checkpoint(file))):
+        assert read_end_tokens(folder) == [2], "<|im_end|>"
     assert config["rope_parameters"] == {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     asked = [Request(request_id=str(n), token_ids=[20, 30, 40 + n] * 9, max_new_tokens=5) for n in range(3)]
     answers = []
@@ -90,3 +110,57 @@ def test_experts_and_rotations_are_those_of_the_file(
     assert answers[0] == answers[1]
     assert "it/s" not in capfd.readouterr().err, "no progress bar of transformers"
     assert "unpacking the weights of mixture.gguf" in caplog.text
+
+
+@pytest.mark.parametrize("begins", [None, False, True])
+def test_words_of_llama_3_are_tokens_before_they_are_merged(
+    begins: bool | None, tmp_path: Path, smollm2_gguf: Path
+) -> None:
+    """And its texts begin with a token, as llama.cpp reads a file that says nothing about it."""
+    fields = GGUFReader(smollm2_gguf).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()[: TOKENS - 1]
+    changed = {"pre": "llama-bpe", "add_bos_token": begins, "tokens": [*tokens, "qzx"]}
+    changed["merges"] = [
+        merge
+        for merge in fields["tokenizer.ggml.merges"].contents()
+        if {*merge.split(), merge.replace(" ", "")} <= {*tokens}
+    ]
+    changed = {f"tokenizer.ggml.{name}": values for name, values in changed.items()}
+    write_mixture(tmp_path / "model.gguf", smollm2_gguf, changed=changed)
+    tokenizer = Tokenizer.from_file(str(resolve_checkpoint(tmp_path / "model.gguf") / "tokenizer.json"))
+    first = [] if begins is False else [tokenizer.token_to_id("<|im_start|>")]
+    assert tokenizer.encode("qzx").ids == [*first, TOKENS - 1]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_weights_that_a_file_lacks_are_not_made_up(dtype: str, tmp_path: Path, smollm2_gguf: Path) -> None:
+    write_mixture(tmp_path / "model.gguf", smollm2_gguf, without="blk.1.attn_v")
+    lacks = r"model\.gguf': (lacks the tensor blk\.1|its files lack 1 weights, model\.layers\.1\.self_attn\.v_proj)"
+    with pytest.raises(ModelError, match=lacks):
+        Engine.load(tmp_path / "model.gguf", EngineConfig(dtype=dtype, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "endian", "why"),
+    [
+        ("mpt", gguf.GGUFEndian.LITTLE, "cannot be used: ValueError: .*architecture mpt is not supported"),
+        ("llama", gguf.GGUFEndian.BIG, "its numbers are big-endian"),
+    ],
+)
+def test_a_whole_file_that_is_not_computed_is_refused_with_the_reason(
+    architecture: str, endian: gguf.GGUFEndian, why: str, tmp_path: Path
+) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", architecture, endianess=endian)
+    writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=rf"model\.gguf': {why}"):
+        resolve_checkpoint(tmp_path / "model.gguf")
+
+
+def test_a_part_of_a_model_is_refused(tmp_path: Path, smollm2_gguf: Path) -> None:
+    write_mixture(tmp_path / "model-00001-of-00003.gguf", smollm2_gguf, num_parts=3)
+    with pytest.raises(ModelError, match=r"003\.gguf': it is one of 3 parts of a model; join them with `llama-gguf-"):
+        resolve_checkpoint(tmp_path / "model-00001-of-00003.gguf")

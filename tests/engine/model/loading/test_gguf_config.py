@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.errors import ModelError
-from engine.model.loading.gguf_config import complete_config
+from engine.model.loading.gguf_config import complete_config, find_end_tokens
 
 HALF = 32
 """Frequencies of a head of 64."""
@@ -21,7 +21,7 @@ HALF = 32
 
 def complete(file: Path, architecture: str, *, rope: dict[str, Any] | None = None, **tensors: Any) -> Any:
     """A configuration after a file with these fields and tensors was read; names of `rope` lack the architecture's."""
-    kind = {"gemma3": "gemma3_text"}.get(architecture, architecture)
+    kind = {"gemma3": "gemma3_text", "qwen2moe": "qwen2_moe"}.get(architecture, architecture)
     sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = AutoConfig.for_model(kind, **sizes, **({} if kind in ("phi3", "starcoder2") else {"head_dim": 64}))
     writer = GGUFWriter(file, architecture)
@@ -30,7 +30,7 @@ def complete(file: Path, architecture: str, *, rope: dict[str, Any] | None = Non
         writer.add_key_value(f"{architecture}.{name}", value, kinds[type(value)])
     writer.add_tensor("output_norm.weight", np.ones(256, np.float32))
     for name, values in tensors.items():
-        writer.add_tensor(f"{name}.weight", np.asarray(values, np.float32))
+        writer.add_tensor(name if name.endswith(".bias") else f"{name}.weight", np.asarray(values, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -77,6 +77,8 @@ def test_linear_scaling(tmp_path: Path) -> None:
     config = complete(tmp_path / "model.gguf", "gemma3", rope=scaling)
     assert config.rope_parameters["full_attention"] == {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     assert config.rope_parameters["sliding_attention"] == {"rope_type": "default", "rope_theta": 1e4}
+    config = complete(tmp_path / "other.gguf", "llama", rope={"rope.scaling.type": "linear"})
+    assert config.rope_parameters["factor"] == 1, "as llama.cpp reads a file that says none"
 
 
 def test_yarn(tmp_path: Path) -> None:
@@ -106,6 +108,26 @@ def test_phi(tmp_path: Path) -> None:
     assert rope["attention_factor"] == pytest.approx(1.19)
 
 
+def test_a_window_of_zero_is_none(tmp_path: Path) -> None:
+    """As the converter of llama.cpp writes it for Phi-4."""
+    assert complete(tmp_path / "model.gguf", "phi3", rope={"attention.sliding_window": 0}).sliding_window is None
+
+
+def test_biases_are_those_of_the_file(tmp_path: Path) -> None:
+    biases = {"blk.0.attn_q.bias": np.ones(256), "blk.0.ffn_down.bias": np.ones(256)}
+    config = complete(tmp_path / "model.gguf", "llama", **biases)
+    assert (config.attention_bias, config.mlp_bias) == (True, True)
+    config = complete(tmp_path / "other.gguf", "llama")
+    assert (config.attention_bias, config.mlp_bias) == (False, False)
+
+
+def test_sizes_of_heads_and_of_a_shared_expert(tmp_path: Path) -> None:
+    assert complete(tmp_path / "a.gguf", "qwen3", rope={"attention.key_length": 96}).head_dim == 96
+    assert complete(tmp_path / "b.gguf", "qwen3").head_dim == 64
+    config = complete(tmp_path / "c.gguf", "qwen2moe", **{"blk.0.ffn_up_shexp": np.ones((160, 256))})
+    assert config.shared_expert_intermediate_size == 160
+
+
 def test_starcoder(tmp_path: Path) -> None:
     assert (
         complete(tmp_path / "a.gguf", "starcoder2", rope={"rope.freq_base": 1e6}).rope_parameters["rope_theta"] == 1e6
@@ -122,3 +144,26 @@ def test_the_largest_gemma_scales_queries_by_its_hidden_size(
         AutoConfig, "for_model", lambda *names, **sizes: make(*names, num_hidden_layers=num_layers, **sizes)
     )
     assert complete(tmp_path / "large.gguf", architecture).query_pre_attn_scalar == 64
+
+
+@pytest.mark.parametrize(
+    ("tokens", "named", "ends"),
+    [
+        (["a", "<eos>", "<end_of_turn>"], {"eos": 1}, [1, 2]),  # Gemma
+        (["<|endoftext|>", "a", "<|end|>"], {"eos": 0}, [0, 2]),  # Phi
+        (["<|end|>", "<|return|>"], {"eos": 1}, [1]),  # gpt-oss
+        (["</s>", "a", "[end]"], {"eos": 0, "eot": 2}, [0, 2]),
+        (["a"], {}, []),
+    ],
+)
+def test_the_end_of_a_turn_ends_an_answer(
+    tokens: list[str], named: dict[str, int], ends: list[int], tmp_path: Path
+) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_token_list(tokens)
+    for name, token in named.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert find_end_tokens(GGUFReader(tmp_path / "model.gguf")) == ends

@@ -213,14 +213,34 @@ def test_a_link_to_a_file_that_is_gone_is_named(tiny_llama: Path, tmp_path: Path
     folder = copy_with(tiny_llama, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(tmp_path / "gone")
-    with pytest.raises(ModelError, match=r"model\.safetensors is damaged or cut at 0 bytes: No such file"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged or cut at 0 bytes: .*No such file"):
+        check_weights(SETTINGS, folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged or cut at .*Is a directory"):
+        check_weights(SETTINGS, folder)
+
+
+def test_a_missing_file_of_several_is_named(tiny_llama: Path, tmp_path: Path) -> None:
+    """Also where each layer has a weight in the others."""
+    folder = copy_with(tiny_llama, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    files = {name: f"model-0000{1 + ('up_proj' in name)}-of-00002.safetensors" for name in tensors}
+    for file in {*files.values()}:
+        part = {name: tensor for name, tensor in tensors.items() if files[name] == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    check_weights(SETTINGS, folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"00002-of-00002\.safetensors is damaged or cut at 0 bytes: .*No such"):
         check_weights(SETTINGS, folder)
 
 
 def test_a_gguf_file_that_is_cut_is_named_with_its_size(smollm2_gguf: Path, tmp_path: Path) -> None:
     whole = smollm2_gguf.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[:-1000])
-    with pytest.raises(ModelError, match=f"is cut: {len(whole) - 1000:,} bytes, its tensors end at {len(whole):,}$"):
+    with pytest.raises(ModelError, match=f"cut at {len(whole) - 1000:,} bytes: its tensors end at {len(whole):,}$"):
         resolve_checkpoint(tmp_path / "cut.gguf")
     for num_bytes in (0, 10, 1000):
         (tmp_path / "cut.gguf").write_bytes(whole[:num_bytes])
