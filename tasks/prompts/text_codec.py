@@ -84,15 +84,12 @@ class TextCodec:
     def render_chat(self, messages: Sequence[Mapping[str, str]], **variables: bool) -> str:
         """The chat template's text for messages and variables, up to the beginning of the answer; not yet trusted.
         Raises `ModelError` if the template refuses the messages."""
-        from jinja2 import TemplateError
-
         try:
             options = {"tokenize": False, "add_generation_prompt": True, **variables}
-            text: str = self._chat.apply_chat_template(list(messages), **options)
-        except (TemplateError, TypeError, ValueError) as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise ModelError(f"the model's chat template refuses messages of roles {roles}: {error}") from error
-        return text
+            return str(self._chat.apply_chat_template(list(messages), **options))
+        except Exception as error:  # a template is a program: it raises all kinds of errors, also of several lines
+            roles, why = ", ".join(message["role"] for message in messages), " ".join(str(error).split())
+            raise ModelError(f"the model's chat template refuses messages of roles {roles}: {why}") from error
 
     def trust(self, text: str) -> str:
         """`text` with its control tokens replaced by stand-ins, to which `encode` gives the control tokens' ids."""
@@ -195,8 +192,7 @@ def _take_apart(tokenizer: Any) -> dict[str, Any]:
     """What `TextCodec` uses of a tokenizer, as JSON values."""
     return {
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
-        "chat_template": tokenizer.chat_template,
-        "model_max_length": tokenizer.model_max_length,
+        **{name: getattr(tokenizer, name) for name in ("chat_template", "model_max_length")},
         **tokenizer.special_tokens_map,
     }
 

@@ -269,7 +269,9 @@ def test_chat_without_a_chat_template_is_refused() -> None:
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ raise_exception('not today') }}", "not today"),
+        ("{{ raise_exception('not\n today') }}", "refuses messages of roles user: not today$"),
+        ("{{ 1 // 0 }}", "by zero"),
+        ("{{ '%(a)s' % {} }}", "'a'"),
         ("{{ messages[0]['content'] }}{{ messages[0]['content'] }}", "found 2 times"),
         ("hello", "found 0 times"),
         ("{{ messages[0]['content'].replace('\\n', '') }}", "changes the user's message"),
