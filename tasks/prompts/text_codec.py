@@ -44,7 +44,7 @@ class TextCodec:
         spec = json.loads(tokenizer.to_str())
         control = {token["content"]: token for token in spec["added_tokens"] if _is_control(token)}
         secret = secrets.token_hex(16)
-        self._stand_ins = {content: f"control{secret}{i:06d}" for i, content in enumerate(control)}
+        self._stand_ins = {content: f"|control{secret}{i:06d}|" for i, content in enumerate(control)}
         self._trusted_pattern = _match_any(control)
         self.tokenizer = tokenizer
         self._encoder = _rename_tokens(spec, self._stand_ins)
@@ -228,9 +228,14 @@ def _match_any(control: Mapping[str, Mapping[str, Any]]) -> re.Pattern[str]:
 
 
 def _rename_tokens(spec: dict[str, Any], names: Mapping[str, str]) -> Tokenizer:
-    """A serialized tokenizer with the tokens of `names` renamed; they keep their ids."""
-    model = spec["model"]
-    added = [{**token, "content": names.get(token["content"], token["content"])} for token in spec["added_tokens"]]
+    """A serialized tokenizer with the tokens of `names` renamed; they keep their ids, and are found beside any text."""
+    model, anywhere = spec["model"], {"single_word": False}
+    if '"Prepend"' in json.dumps(spec["normalizer"]):  # it would prepend a blank to the token's name, too
+        anywhere["normalized"] = False
+    added = [
+        {**token, "content": names[token["content"]], **anywhere} if token["content"] in names else token
+        for token in spec["added_tokens"]
+    ]
     if isinstance(model["vocab"], dict):
         vocab: Any = {names.get(piece, piece): token_id for piece, token_id in model["vocab"].items()}
     else:  # Unigram: pairs of piece and score, the id is the position
