@@ -131,10 +131,10 @@ class TextCodec:
         return list(found)
 
     @property
-    def max_tokens(self) -> int | None:
-        """Most tokens of a text, special tokens included; None where the tokenizer states no limit."""
+    def truncation(self) -> tuple[int | None, str]:
+        """Most tokens of a text, special ones included, None where the tokenizer states no limit; the side to cut."""
         limit = getattr(self._chat, "model_max_length", None)
-        return limit if limit is not None and limit < 1 << 30 else None
+        return limit if limit is not None and limit < 1 << 30 else None, getattr(self._chat, "truncation_side", "right")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without its special tokens."""
@@ -192,7 +192,7 @@ def _take_apart(tokenizer: Any) -> dict[str, Any]:
     """What `TextCodec` uses of a tokenizer, as JSON values."""
     return {
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
-        **{name: getattr(tokenizer, name) for name in ("chat_template", "model_max_length")},
+        **{name: getattr(tokenizer, name) for name in ("chat_template", "model_max_length", "truncation_side")},
         **tokenizer.special_tokens_map,
     }
 
