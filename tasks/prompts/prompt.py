@@ -134,12 +134,12 @@ def _find_spaces(codec: TextCodec, variables: Mapping[str, bool]) -> str:
 
 def render_around(space: str, system: str, codec: TextCodec, variables: Mapping[str, bool]) -> tuple[str, str]:
     """The chat template's text around a message between two `space`. See `TextCodec.render_chat` for variables."""
-    placeholder = f"message{secrets.token_hex(16)}"
+    placeholder = f"A  message, \"<'&{secrets.token_hex(16)}\n\n."
     messages = [{"role": "system", "content": system}] if system else []
     text = codec.render_chat([*messages, {"role": "user", "content": space + placeholder + space}], **variables)
     parts = text.split(placeholder)
     if len(parts) != 2:
-        raise ModelError(f"the model's chat template repeats or drops a user's message: found {len(parts) - 1} times")
+        raise ModelError(f"the model's chat template changes, repeats or drops a message: found {len(parts) - 1} times")
     return parts[0], parts[1]
 
 

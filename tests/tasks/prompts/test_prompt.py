@@ -299,7 +299,11 @@ def test_chat_without_a_chat_template_is_refused() -> None:
         ("{{ '%(a)s' % {} }}", "'a'"),
         ("{{ messages[0]['content'] }}{{ messages[0]['content'] }}", "found 2 times"),
         ("hello", "found 0 times"),
-        ("{{ messages[0]['content'].replace('\\n', '') }}", "changes the user's message"),
+        ("{{ messages[0]['content'] | e }}", "changes, repeats or drops a message"),
+        ("{{ messages[0]['content'] | tojson }}", "changes, repeats or drops a message"),
+        ("{{ messages[0]['content'] | lower }}", "changes, repeats or drops a message"),
+        ("{{ messages[0]['content'].split() | join(' ') }}", "changes, repeats or drops a message"),
+        ("{{ messages[0]['content'].strip('\\n') }}", "changes the user's message"),
     ],
 )
 def test_a_chat_template_that_changes_the_message_is_refused(template: str, reason: str) -> None:
