@@ -92,7 +92,7 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> 
         if not codec.has_chat_template:
             raise ModelError("the model's tokenizer has no chat template; set chat = false in the workload's [prompt]")
         system = prompt.system.strip()
-        if system and not _takes_system(system, codec, variables):
+        if system and not _takes_system(codec, variables):
             segments, system = ((f"{system}\n\n", None), *segments), ""
         head, tail = render_around("", system, codec, variables)
         spaced_head, spaced_tail = render_around(" \n", system, codec, variables)
@@ -110,13 +110,12 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> 
     )
 
 
-def _takes_system(system: str, codec: TextCodec, variables: Mapping[str, bool]) -> bool:
-    without, _ = render_around("", "", codec, variables)
+def _takes_system(codec: TextCodec, variables: Mapping[str, bool]) -> bool:
+    system = secrets.token_hex(16)
     try:
-        head, _ = render_around("", system, codec, variables)
+        return any(system in text for text in render_around("", system, codec, variables))
     except ModelError:
         return False
-    return head.count(system) > without.count(system)
 
 
 def _find_spaces(codec: TextCodec, variables: Mapping[str, bool]) -> str:
