@@ -91,6 +91,8 @@ def _has_words(spec: Mapping[str, Any]) -> bool:
     if any(step["type"] not in _UNICODE_FORMS for step in _steps(spec["normalizer"])):
         return False
     steps = _steps(spec["pre_tokenizer"])
+    if any(step["type"] == "ByteLevel" for step in steps[:-1]):  # the next step sees letters that stand for bytes
+        return False
     return any(map(_splits_words, steps)) and all(_splits_words(step) or _is_harmless(step) for step in steps)
 
 

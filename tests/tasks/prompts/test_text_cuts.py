@@ -223,6 +223,14 @@ def changed(family: str, change: Callable[[dict], object]) -> Tokenizer:
 UNSAFE: dict[str, Callable[[], Tokenizer]] = {
     "a blank put before the text": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
     "an unknown pattern": lambda: trained(by_pattern(QWEN_2.replace(r"\s+(?!\S)", r"\s+(?!\S)|the dog|\S+(?= )"))),
+    "a pattern for bytes": lambda: trained(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+                pre_tokenizers.Split(Regex(QWEN_2), "isolated"),
+            ]
+        )
+    ),
     "a pattern that knows no letters": lambda: trained(by_pattern(r"\p{N}|\s+")),
     "no words": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
     "lower case": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.Lowercase()),
