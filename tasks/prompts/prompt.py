@@ -92,7 +92,7 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> 
         if not codec.has_chat_template:
             raise ModelError("the model's tokenizer has no chat template; set chat = false in the workload's [prompt]")
         system = prompt.system.strip()
-        if system and not _takes_system(system, codec, variables):
+        if system and not _takes_system(codec, variables):
             segments, system = ((f"{system}\n\n", None), *segments), ""
         head, tail = render_around("", system, codec, variables)
         spaced_head, spaced_tail = render_around(" \n", system, codec, variables)
@@ -110,13 +110,12 @@ def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> 
     )
 
 
-def _takes_system(system: str, codec: TextCodec, variables: Mapping[str, bool]) -> bool:
-    without, _ = render_around("", "", codec, variables)
+def _takes_system(codec: TextCodec, variables: Mapping[str, bool]) -> bool:
+    system = secrets.token_hex(16)
     try:
-        head, _ = render_around("", system, codec, variables)
+        return any(system in text for text in render_around("", system, codec, variables))
     except ModelError:
         return False
-    return head.count(system) > without.count(system)
 
 
 def _find_spaces(codec: TextCodec, variables: Mapping[str, bool]) -> str:
@@ -134,12 +133,12 @@ def _find_spaces(codec: TextCodec, variables: Mapping[str, bool]) -> str:
 
 def render_around(space: str, system: str, codec: TextCodec, variables: Mapping[str, bool]) -> tuple[str, str]:
     """The chat template's text around a message between two `space`. See `TextCodec.render_chat` for variables."""
-    placeholder = f"message{secrets.token_hex(16)}"
+    placeholder = f"A  message, \"<'&{secrets.token_hex(16)}\n\n."
     messages = [{"role": "system", "content": system}] if system else []
     text = codec.render_chat([*messages, {"role": "user", "content": space + placeholder + space}], **variables)
     parts = text.split(placeholder)
     if len(parts) != 2:
-        raise ModelError(f"the model's chat template repeats or drops a user's message: found {len(parts) - 1} times")
+        raise ModelError(f"the model's chat template changes, repeats or drops a message: found {len(parts) - 1} times")
     return parts[0], parts[1]
 
 

@@ -44,7 +44,7 @@ class TextCodec:
         spec = json.loads(tokenizer.to_str())
         control = {token["content"]: token for token in spec["added_tokens"] if _is_control(token)}
         secret = secrets.token_hex(16)
-        self._stand_ins = {content: f"control{secret}{i:06d}" for i, content in enumerate(control)}
+        self._stand_ins = {content: f"|control{secret}{i:06d}|" for i, content in enumerate(control)}
         self._trusted_pattern = _match_any(control)
         self.tokenizer = tokenizer
         self._encoder = _rename_tokens(spec, self._stand_ins)
@@ -84,15 +84,12 @@ class TextCodec:
     def render_chat(self, messages: Sequence[Mapping[str, str]], **variables: bool) -> str:
         """The chat template's text for messages and variables, up to the beginning of the answer; not yet trusted.
         Raises `ModelError` if the template refuses the messages."""
-        from jinja2 import TemplateError
-
         try:
             options = {"tokenize": False, "add_generation_prompt": True, **variables}
-            text: str = self._chat.apply_chat_template(list(messages), **options)
-        except (TemplateError, TypeError, ValueError) as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise ModelError(f"the model's chat template refuses messages of roles {roles}: {error}") from error
-        return text
+            return str(self._chat.apply_chat_template(list(messages), **options))
+        except Exception as error:  # a template is a program: it raises all kinds of errors, also of several lines
+            roles, why = ", ".join(message["role"] for message in messages), " ".join(str(error).split())
+            raise ModelError(f"the model's chat template refuses messages of roles {roles}: {why}") from error
 
     def trust(self, text: str) -> str:
         """`text` with its control tokens replaced by stand-ins, to which `encode` gives the control tokens' ids."""
@@ -134,10 +131,10 @@ class TextCodec:
         return list(found)
 
     @property
-    def max_tokens(self) -> int | None:
-        """Most tokens of a text, special tokens included; None where the tokenizer states no limit."""
+    def truncation(self) -> tuple[int | None, str]:
+        """Most tokens of a text, special ones included, None where the tokenizer states no limit; the side to cut."""
         limit = getattr(self._chat, "model_max_length", None)
-        return limit if limit is not None and limit < 1 << 30 else None
+        return limit if limit is not None and limit < 1 << 30 else None, getattr(self._chat, "truncation_side", "right")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without its special tokens."""
@@ -195,8 +192,7 @@ def _take_apart(tokenizer: Any) -> dict[str, Any]:
     """What `TextCodec` uses of a tokenizer, as JSON values."""
     return {
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
-        "chat_template": tokenizer.chat_template,
-        "model_max_length": tokenizer.model_max_length,
+        **{name: getattr(tokenizer, name) for name in ("chat_template", "model_max_length", "truncation_side")},
         **tokenizer.special_tokens_map,
     }
 
@@ -232,9 +228,14 @@ def _match_any(control: Mapping[str, Mapping[str, Any]]) -> re.Pattern[str]:
 
 
 def _rename_tokens(spec: dict[str, Any], names: Mapping[str, str]) -> Tokenizer:
-    """A serialized tokenizer with the tokens of `names` renamed; they keep their ids."""
-    model = spec["model"]
-    added = [{**token, "content": names.get(token["content"], token["content"])} for token in spec["added_tokens"]]
+    """A serialized tokenizer with the tokens of `names` renamed; they keep their ids, and are found beside any text."""
+    model, anywhere = spec["model"], {"single_word": False}
+    if '"Prepend"' in json.dumps(spec["normalizer"]):  # it would prepend a blank to the token's name, too
+        anywhere["normalized"] = False
+    added = [
+        {**token, "content": names[token["content"]], **anywhere} if token["content"] in names else token
+        for token in spec["added_tokens"]
+    ]
     if isinstance(model["vocab"], dict):
         vocab: Any = {names.get(piece, piece): token_id for piece, token_id in model["vocab"].items()}
     else:  # Unigram: pairs of piece and score, the id is the position

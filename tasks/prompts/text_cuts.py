@@ -35,7 +35,7 @@ class TextCuts:
     Attributes:
         pairs: a letter followed by another character; between the two is an exact cut.
         drops_space: the tokenizer prepends a blank to a text, so a piece after a cut is encoded without its own blank.
-        added: the tokenizer's added tokens; the tokenizer prepends no blank to them.
+        added: the tokenizer's added tokens. The tokenizer prepends a blank to the text behind one, and none to a token.
     """
 
     pairs: frozenset[str]
@@ -48,10 +48,15 @@ class TextCuts:
         end = min(end, len(text) - (2 if self.drops_space else 1))
         for position in range(end, max(start, 1) - 1, -1):
             if text[position - 1 : position + 1] in self.pairs and not (
-                self.drops_space and text.startswith(self.added, position + 1)
+                self.drops_space and self._is_beside_added(text, position)
             ):
                 return position
         return -1
+
+    def _is_beside_added(self, text: str, position: int) -> bool:
+        """Whether an added token ends at a blank, begins with it, or follows it."""
+        starts = any(text.startswith(self.added, start) for start in (position, position + 1))
+        return starts or text.endswith(self.added, 0, position)
 
     def behind(self, piece: str) -> str:
         """The text to encode for a piece that follows a cut."""
@@ -86,6 +91,8 @@ def _has_words(spec: Mapping[str, Any]) -> bool:
     if any(step["type"] not in _UNICODE_FORMS for step in _steps(spec["normalizer"])):
         return False
     steps = _steps(spec["pre_tokenizer"])
+    if any(step["type"] == "ByteLevel" for step in steps[:-1]):  # the next step sees letters that stand for bytes
+        return False
     return any(map(_splits_words, steps)) and all(_splits_words(step) or _is_harmless(step) for step in steps)
 
 

@@ -28,7 +28,8 @@ def limit_prompts(
         ModelError: a file of the checkpoint cannot be read.
     """
     assert isinstance(kind, PooledKind), "other kinds have no such limit"
-    limits = [max_model_len, codec.max_tokens]
+    most, side = codec.truncation
+    limits = [max_model_len, most]
     if is_encoder(checkpoint):
         limits.append(find_longest_text(checkpoint))
     if kind.mode == "embed":
@@ -39,23 +40,28 @@ def limit_prompts(
     between = kind.pair_separator
     separator = np.array(codec.encode([codec.trust(between)], add_special_tokens=False)[0] if between else [])
     num_before, num_after = map(len, special_tokens(codec))
-    return limit, lambda rows: (_cut(prompt, limit, num_before, num_after, separator) for prompt in encode(rows))
+    return limit, lambda rows: (_cut(prompt, limit, num_before, num_after, separator, side) for prompt in encode(rows))
 
 
-def _cut(prompt: Tokens, limit: int, num_before: int, num_after: int, separator: npt.NDArray[np.int64]) -> Tokens:
-    """The prompt cut to `limit` tokens; the special tokens at its ends, `num_before` and `num_after`, and the separator
-    between the texts of a pair (empty if there is one text) stay."""
+def _cut(
+    prompt: Tokens, limit: int, num_before: int, num_after: int, separator: npt.NDArray[np.int64], side: str
+) -> Tokens:
+    """The prompt with its text, or the two texts of a pair, cut to `limit` tokens at their end, or at their beginning
+    if the side is "left"; the special tokens around the prompt, `num_before` and `num_after`, and the separator between
+    the texts (empty if there is one text) stay."""
     if len(prompt) <= limit:
         return prompt
-    end = len(prompt) - num_after
-    if not len(separator):
-        return np.concatenate([prompt[: limit - num_after], prompt[end:]])
-    middle = num_before + int(np.flatnonzero(prompt[num_before:end] == separator[0])[0])
-    second = middle + len(separator)
-    num_first, num_second = share_tokens(
-        middle - num_before, end - second, limit - (second - middle) - num_before - num_after
+    middle = end = len(prompt) - num_after
+    if len(separator):
+        middle = num_before + int(np.flatnonzero(prompt[num_before:end] == separator[0])[0])
+    texts = prompt[num_before:middle], prompt[middle + len(separator) : end]
+    room = limit - num_before - len(separator) - num_after
+    num_kept = share_tokens(len(texts[0]), len(texts[1]), room)
+    first, second = (
+        text[len(text) - kept :] if side == "left" else text[:kept] for text, kept in zip(texts, num_kept, strict=True)
     )
-    return np.concatenate([prompt[: num_before + num_first], prompt[middle : second + num_second], prompt[end:]])
+    between = prompt[middle : middle + len(separator)]
+    return np.concatenate([prompt[:num_before], first, between, second, prompt[end:]])
 
 
 def share_tokens(num_first: int, num_second: int, limit: int) -> tuple[int, int]:

@@ -54,10 +54,10 @@ def make_thinking(codec: TextCodec, max_tokens: int) -> Thinking:
     """The parameter of `engine.Request` for thoughts of at most `max_tokens`. Raises `ModelError` as
     `build_thinking_format`, or `RequestError` if the budget is too small to close thoughts."""
     _, closing, mark = _find_texts(codec)
-    (token_ids,) = codec.encode([codec.trust(closing)], add_special_tokens=False)
+    (token_ids,) = codec.encode_labels([closing], "a")  # as it follows thoughts: a text's beginning may get a space
     end = codec.tokenizer.token_to_id(mark)
     assert end is not None, "an added token has an id"
-    return Thinking(end_token_id=end, closing=tuple(token_ids), max_tokens=max_tokens)
+    return Thinking(end_token_id=end, closing=token_ids, max_tokens=max_tokens)
 
 
 def _has_switch(codec: TextCodec) -> bool:

@@ -15,7 +15,7 @@ from engine.errors import ModelError
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model"),
     *("vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "special_tokens_map.json"),
-    *("chat_template.jinja", "chat_template.json"),
+    *("chat_template.jinja", "chat_template.json", "tekken.json"),
 )
 
 GGUF_TENSORS = "gguf_tensors.json"

@@ -277,6 +277,21 @@ def test_a_system_message_that_a_template_drops_is_not_lost(
 
 
 @pytest.mark.parametrize(
+    "template",
+    [
+        "{% set system = messages[:-1] | map(attribute='content') | join %}<s>{{ 'think' if '/think' in system }}: "
+        "{{ system.replace('/think', '') }}[INST]{{ messages[-1]['content'] }}[/INST]",
+        "<s>[INST]{{ messages[-1]['content'] }}[/INST]{{ messages[:-1] | map(attribute='content') | join }}",
+    ],
+)
+def test_a_system_message_is_the_templates_to_read_and_to_place(template: str) -> None:
+    tokenizer = make_tokenizer(sentencepiece_bpe, FAMILIES["mistral"].control, template)
+    messages = [{"role": "system", "content": "Be /think brief."}, {"role": "user", "content": "the fox?"}]
+    (actual,) = encode(tokenizer, "Be /think brief.", ["the fox?"])
+    assert actual == tokenizer.apply_chat_template(messages)["input_ids"]
+
+
+@pytest.mark.parametrize(
     ("template", "control", "spaces"),
     [
         (LLAMA3, FAMILIES["llama3"].control, ""),

@@ -1,5 +1,6 @@
 """The plain form in which a checkpoint's tokenizer is kept: read instead of it, the same, and quickly."""
 
+import base64
 import json
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import transformers
 
+from engine.model.loading.checkpoint import checkpoint_digest
+from engine.model.loading.hub import SMALL_FILES
 from tasks.prompts import text_codec
 from tasks.prompts.text_codec import TextCodec, load_tokenizer
 
@@ -56,6 +59,26 @@ def test_another_chat_template_is_another_tokenizer(tiny_llama: Path, cache: Pat
     assert read(folder)[0] == "the fox?!"
     assert read(folder)[1:] == first[1:]
     assert len(list(cache.iterdir())) == 2
+
+
+def save_tekken(folder: Path, shift: int) -> Path:
+    """A checkpoint with Mistral's file for a tokenizer alone: which byte is the first piece."""
+    pieces = [bytes([(first + shift) % 256]) for first in range(256)]
+    vocab = [{"rank": rank, "token_bytes": base64.b64encode(piece).decode()} for rank, piece in enumerate(pieces)]
+    control = [{"rank": rank, "token_str": text} for rank, text in enumerate(("<unk>", "<s>", "</s>"))]
+    sizes = {"num_vocab_tokens": 256, "default_vocab_size": 259, "default_num_special_tokens": len(control)}
+    settings = {"pattern": r"\p{L}+|\P{L}+", "version": "v3", **sizes}
+    folder.mkdir()
+    (folder / "tekken.json").write_text(json.dumps({"config": settings, "vocab": vocab, "special_tokens": control}))
+    (folder / "config.json").write_text('{"model_type": "mistral"}')
+    return folder
+
+
+def test_another_tekken_file_is_another_tokenizer(cache: Path, tmp_path: Path) -> None:
+    first, second = (save_tekken(tmp_path / str(shift), shift) for shift in (0, 100))
+    assert read(first)[2] != read(second)[2]
+    assert checkpoint_digest(first) != checkpoint_digest(second)
+    assert "tekken.json" in SMALL_FILES, "it is fetched from a hub"
 
 
 def test_what_a_copy_would_lose_is_not_kept(tiny_llama: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Prompts: the ids of harmless texts are those of the checkpoint's own tokenizer; hostile texts stay text."""
 
+import json
 import random
 from pathlib import Path
 
@@ -206,6 +207,30 @@ def test_a_literal_of_the_workload_may_use_control_tokens(tokenizer: transformer
     assert actual == tokenizer(f"the{control}{control} then").input_ids
 
 
+@pytest.mark.parametrize("flags", [{"normalized": True}, {"single_word": True}])
+def test_control_tokens_are_found_whatever_their_flags(flags: dict[str, bool]) -> None:
+    """As a fine-tune may add them. transformers finds some of these only behind a space, or beside no letter."""
+    tokenizer = legacy_bpe()
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    spec["added_tokens"] = [{**token, **flags} for token in spec["added_tokens"]]
+    changed = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(spec)), chat_template=NO_SYSTEM, bos_token="<s>"
+    )
+    expected, found = (
+        encode_rows(build_prompt_format(prompt_of("{body}"), codec), codec, [{"body": text} for text in TEXTS])
+        for codec in (codec_of(tokenizer), codec_of(changed))
+    )
+    assert found == expected
+
+
+def test_an_added_word_is_found_beside_a_control_token() -> None:
+    tokenizer = byte_level_bpe()
+    tokenizer.add_tokens([AddedToken("fox", single_word=True, normalized=False)])
+    codec = codec_of(tokenizer)
+    text = codec.trust("<|im_start|>") + "fox" + codec.trust("<|im_end|>") + " foxes"
+    assert codec.encode([text], add_special_tokens=False) == [tokenizer("<|im_start|>fox<|im_end|> foxes").input_ids]
+
+
 def test_secrets_of_one_codec_mean_nothing_to_another() -> None:
     tokenizer = byte_level_bpe()
     first, second = codec_of(tokenizer), codec_of(tokenizer)
@@ -269,10 +294,16 @@ def test_chat_without_a_chat_template_is_refused() -> None:
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ raise_exception('not today') }}", "not today"),
+        ("{{ raise_exception('not\n today') }}", "refuses messages of roles user: not today$"),
+        ("{{ 1 // 0 }}", "by zero"),
+        ("{{ '%(a)s' % {} }}", "'a'"),
         ("{{ messages[0]['content'] }}{{ messages[0]['content'] }}", "found 2 times"),
         ("hello", "found 0 times"),
-        ("{{ messages[0]['content'].replace('\\n', '') }}", "changes the user's message"),
+        ("{{ messages[0]['content'] | e }}", "changes, repeats or drops a message"),
+        ("{{ messages[0]['content'] | tojson }}", "changes, repeats or drops a message"),
+        ("{{ messages[0]['content'] | lower }}", "changes, repeats or drops a message"),
+        ("{{ messages[0]['content'].split() | join(' ') }}", "changes, repeats or drops a message"),
+        ("{{ messages[0]['content'].strip('\\n') }}", "changes the user's message"),
     ],
 )
 def test_a_chat_template_that_changes_the_message_is_refused(template: str, reason: str) -> None:

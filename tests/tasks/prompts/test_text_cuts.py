@@ -1,7 +1,7 @@
 """Cut texts have the token ids of whole ones, always: for each family of tokenizers, over texts full of traps."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -104,6 +104,13 @@ def with_added_words() -> Tokenizer:
     return tokenizer
 
 
+def prepended(added: Sequence[str] = ()) -> Tokenizer:
+    """As Llama 2's."""
+    tokenizer = spaced(None, normalizers.Sequence([normalizers.Prepend("\u2581"), REPLACE]))
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
+    return tokenizer
+
+
 def spaced(pre_tokenizer: object, normalizer: object = None) -> Tokenizer:
     """Pieces as SentencePiece makes them: a blank only at the start of a piece, bytes for unknown characters."""
     pieces = ["<unk>", *CONTROL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "\u2581\u2581", "\n", "\n\n"]
@@ -157,7 +164,8 @@ CUTTABLE: dict[str, Callable[[], Tokenizer]] = {
     "added words": with_added_words,
     "metaspace": lambda: spaced(pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
     "metaspace words": lambda: spaced(pre_tokenizers.Metaspace(prepend_scheme="always", split=True)),
-    "llama2": lambda: spaced(None, normalizers.Sequence([normalizers.Prepend("\u2581"), REPLACE])),
+    "llama2": prepended,
+    "llama2 with added words": lambda: prepended(["ing", "d, b", "  ", "   "]),
     "no prefix": lambda: spaced(None, REPLACE),
 }
 
@@ -180,6 +188,7 @@ def trusted(codec: TextCodec, text: str) -> str:
 @example("a [INST]b  [INST] c")
 @example("dog, bing ing: ing")
 @example("the dog's cat's")
+@example("bing the ing, the  dog")
 def test_cut_texts_have_the_ids_of_whole_ones(family: str, text: str) -> None:
     codec = codec_of(family)
     assert codec.cuts is not None
@@ -214,6 +223,14 @@ def changed(family: str, change: Callable[[dict], object]) -> Tokenizer:
 UNSAFE: dict[str, Callable[[], Tokenizer]] = {
     "a blank put before the text": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
     "an unknown pattern": lambda: trained(by_pattern(QWEN_2.replace(r"\s+(?!\S)", r"\s+(?!\S)|the dog|\S+(?= )"))),
+    "a pattern for bytes": lambda: trained(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+                pre_tokenizers.Split(Regex(QWEN_2), "isolated"),
+            ]
+        )
+    ),
     "a pattern that knows no letters": lambda: trained(by_pattern(r"\p{N}|\s+")),
     "no words": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
     "lower case": lambda: trained(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.Lowercase()),

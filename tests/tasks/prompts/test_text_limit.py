@@ -1,5 +1,6 @@
 """Texts and pairs that are too long are cut as transformers' tokenizers cut them, whatever the tokenizer is."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -55,12 +56,17 @@ def save(tokenizer: Tokenizer, folder: Path, **names: str) -> None:
 
 @pytest.mark.parametrize("make", [save_word_piece, save_unigram])
 @pytest.mark.parametrize("is_pair", [False, True])
-def test_prompts_are_those_of_the_tokenizer(make: object, is_pair: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_prompts_are_those_of_the_tokenizer(make: object, is_pair: bool, side: str, tmp_path: Path) -> None:
     make(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": side}))
     kind = HeadScore(labels="checkpoint", pair="{b}" if is_pair else "", output={"table": "t"})
     kind, template = kind.bind(kind.join("{a}"), tmp_path)
     assert PAIR_MARK not in template
     assert kind.bind(template, tmp_path) == (kind, template), "binding again changes nothing"
+    TextCodec.load(tmp_path)  # which keeps a copy, to be read again
+    TextCodec._load_once.cache_clear()
     codec = TextCodec.load(tmp_path)
     encoder = PromptEncoder(build_prompt_format(Prompt(template=template, chat=False), codec), codec)
     limit, encode = limit_prompts(encoder.encode, kind, codec, tmp_path, 10_000)

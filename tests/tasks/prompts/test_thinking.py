@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import transformers
+from tokenizers import pre_tokenizers
 
 from engine.errors import ModelError
 from tasks.prompts.prompt import PromptEncoder, workload_format
@@ -54,6 +55,15 @@ def test_what_closes_thoughts_is_what_the_template_writes_around_them(thinking_c
     assert tokenizer.decode(thinking.closing) == "\n</think>\n\n"
     assert tokenizer.decode(thinking.seam) == "\n\n"
     assert tokenizer.decode([thinking.end_token_id]) == "</think>"
+
+
+def test_what_closes_thoughts_begins_with_no_space_of_its_own(thinking_checkpoint: Path) -> None:
+    """Where the tokenizer puts a space in front of a text."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(thinking_checkpoint)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    thinking = make_thinking(TextCodec(tokenizer.backend_tokenizer, tokenizer), 20)
+    whole = tokenizer.encode("the house\n</think>\n\n", add_special_tokens=False)
+    assert whole == [*tokenizer.encode("the house", add_special_tokens=False), *thinking.closing]
 
 
 @pytest.mark.parametrize(
