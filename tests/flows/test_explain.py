@@ -218,6 +218,10 @@ def test_what_cannot_be_explained_is_refused(nights: Any, tmp_path: Path) -> Non
         run_explain(nights, device="h900")
     with pytest.raises(CapacityError, match="a KV budget of 1,000"):
         run_explain(nights, engine=EngineSettings(kv_memory="1TB"))
+    with pytest.raises(CapacityError, match="a KV budget of 24576 bytes holds no request: one block of 32 tokens"):
+        run_explain(nights, engine=EngineSettings(dtype="float32", kv_memory="24KiB"))
+    with pytest.raises(ConfigError, match=r"each workload needs a table of its own, got \['snippets', 'snippets'\]"):
+        run_explain(nights, "snippets", "snippets")
     (tmp_path / "broken").mkdir()
     for file in nights.model.iterdir():
         (tmp_path / "broken" / file.name).write_bytes(file.read_bytes())
