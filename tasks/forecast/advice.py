@@ -102,7 +102,7 @@ def advise(
         )
     if prediction.run.num_preempted_requests:
         sentences.append(
-            f"{prediction.run.num_preempted_requests:,} requests lose their KV and are computed again: "
+            f"{prediction.run.num_preempted_requests:,} requests lose their KV before they are answered: "
             f"raise --output-reserve or --kv-memory."
         )
     return tuple(sentences)

@@ -266,6 +266,22 @@ def test_a_long_run_keeps_its_valley_and_its_preemption(nights: Any, open_report
 
 
 @pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize("preemption", ["recompute", "swap", "kill"])
+def test_only_what_was_computed_twice_is_said_to_be(
+    nights: Any, open_report: Callable[..., Node], preemption: str
+) -> None:
+    engine = EngineSettings(dtype="float32", kv_memory="160KiB", output_reserve=0.0, preemption=preemption)
+    nights.run("snippets", engine=engine)
+    ((num_preempted, num_computed, num_needed),) = nights.sql(
+        "select sum(num_preempted_requests), sum(num_suffix_tokens + num_prefix_tokens),"
+        " any_value(num_prompt_tokens - num_cached_tokens) from runs join steps using (run_id)"
+    )
+    page = open_report().text
+    assert f"{num_preempted} times a request lost its KV memory before it was answered." in page
+    assert ("with what was computed twice" in page) == (num_computed > num_needed) == (preemption == "recompute")
+
+
+@pytest.mark.usefixtures("prefect_server")
 def test_engines_side_by_side_and_padding_are_shown_as_such(nights: Any, open_report: Callable[..., Node]) -> None:
     nights.run("snippets", partition_tokens=700)
     page = open_report()
