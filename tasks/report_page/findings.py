@@ -56,7 +56,8 @@ def find_remarkable(facts: RunFacts) -> list[str]:
 def _find_outcome(facts: RunFacts) -> list[str]:
     run, found = facts.run, []
     if run.error:
-        found.append(f"The run was {run.status}: {run.error}.")
+        ended = "ended by its deadline" if run.status == "deadline" else f"was {run.status}"
+        found.append(f"The run {ended}: {run.error}.")
     if run.num_unanswered:
         rest = NEEDS_FULL if facts.config.get("full") else ""
         found.append(f"{count(run.num_unanswered)} rows are left for the next run{rest}.")
