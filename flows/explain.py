@@ -14,7 +14,7 @@ from prefect import flow
 from pydantic import Field
 
 from engine.encoding.families import is_encoder
-from engine.errors import ArtifactError, ModelError
+from engine.errors import ArtifactError, ConfigError, ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.command.run_flow import prepare_console, run_flow
 from flows.explain_page import publish_forecast
@@ -91,6 +91,9 @@ def explain(
     hardware = choose_hardware(checkpoint, team, device)
     source = find_source(database, model, team.engine, planning, full, find_attachments(attach))
     chosen = [load_workload(name).with_adapter(adapter).bind(checkpoint) for name in workloads]
+    tables = [workload.output.table for workload in chosen]
+    if len({table.lower() for table in tables}) < len(tables):
+        raise ConfigError(f"each workload needs a table of its own, got {tables}")
     forecasts = [explain_workload(source, workload, team, hardware) for workload in chosen]
     for forecast in forecasts:
         publish_forecast(forecast)

@@ -32,7 +32,7 @@ def show_forecast(forecast: Forecast, console: Console) -> None:
     console.print(_policies(forecast))
     if forecast.field_orders:
         console.print(_orders(forecast))
-    if forecast.prediction is not None:
+    if forecast.prediction is not None and forecast.prediction.run.num_steps:  # else no row fits into the KV memory
         console.print(_facts(_run_facts(forecast.prediction)))
         console.print(_what_ifs(forecast.prediction))
     for sentence in forecast.advice or ("Nothing that was tried would help by 5% or more.",):

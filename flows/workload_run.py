@@ -64,7 +64,7 @@ def describe_source(
         full=full,
         method=planning.method if can_share else "none",
         partition_tokens=planning.partition_tokens,
-        block_size=engine.shared_block_size,
+        block_size=engine.shared_block_size if can_share else None,
         attach=attach,
     )
 

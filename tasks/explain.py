@@ -26,6 +26,9 @@ from tasks.storage.plan_file import PlanSummary, read_all_rows, read_plan_summar
 from tasks.workers.engine_team import EngineTeam
 from tasks.workloads.workload import Workload
 
+SIMULATED = ("LRU cache of blocks", "as run")
+"""Beginnings of the names of policies that are simulated, without rows that do not fit into the KV memory."""
+
 
 @task(name="explain", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def explain(
@@ -58,12 +61,12 @@ def explain(
     with run.measure("share"):
         rows, summary = read_all_rows(plan), read_plan_summary(plan)
         tree = build_prefix_tree(rows.prompts)
-        counts = _count_tokens(rows, int(tree.leaf_lens.sum()), source.method, team.engine.block_size)
+        counts = _count_tokens(rows, int(tree.leaf_lens.sum()), source.method, source.block_size)
         shape = measure_shape(tree, rows.groups())
     with run.measure("order fields"):
         row_ids = np.unique(rows.row_id // len(workload.kind.suffixes))
         orders = order_fields(found.requests, row_ids, workload.prompt)
-    prediction = kept = None
+    prediction, kept, num_lost = None, None, 0
     if rows.num_rows:
         with run.measure("simulate"):
             answer = read_answer_length(run.database, workload)
@@ -77,13 +80,18 @@ def explain(
         as_run = f"as run, in {where}" + (", without rows that do not fit" if prediction.num_oversized_rows else "")
         counts = {"none": counts.pop("none"), "LRU cache of blocks, table order": cached, **counts}
         counts[as_run] = prediction.run.num_prompt_tokens  # partitions share nothing; preempted work is repeated
+        num_lost = prediction.num_oversized_tokens
 
     def find_ratio(num_tokens: int) -> float:
         return 1.0 - num_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
 
     best = find_ratio(tree.num_trie_tokens)
     policies = tuple(
-        SharingPolicy(name=name, num_processed_tokens=count, token_saving_ratio=find_ratio(count))
+        SharingPolicy(
+            name=name,
+            num_processed_tokens=count,
+            token_saving_ratio=find_ratio(count + num_lost * name.startswith(SIMULATED)),  # what is lost is not saved
+        )
         for name, count in counts.items()
     )
     return replace(
@@ -104,17 +112,17 @@ def explain(
     )
 
 
-def _count_tokens(rows: Plan, num_distinct_tokens: int, method: PlanMethod, block_size: int) -> dict[str, int]:
+def _count_tokens(rows: Plan, num_distinct_tokens: int, method: PlanMethod, block_size: int | None) -> dict[str, int]:
     """Token counts of ways to share prefixes over all rows, from no sharing to the plan's, before partitions cut it."""
     methods: tuple[PlanMethod, ...] = ("paper", "exact")
     processed = {each: plan_prompts(rows.prompts, method=each)[1].num_processed_tokens for each in methods}
-    _, on_paths = plan_prompts(rows.prompts, method=method, block_size=block_size)
+    _, planned = plan_prompts(rows.prompts, method=method, block_size=block_size)
     return {
         "none": int(rows.num_prompt_tokens.sum()),
         "identical prompts once": num_distinct_tokens,
         "one level, paper": processed["paper"],
         "one level, exact": processed["exact"],
-        f"{method}, with shared runs on paths": on_paths.num_processed_tokens,
+        f"{method}, with{'out' * (block_size is None)} shared runs on paths": planned.num_processed_tokens,
     }
 
 
@@ -133,6 +141,7 @@ def _simulate(
     run = found.simulated
     layout, block_bytes = shape.kv_layout(config), shape.kv_block_bytes(config)
     num_blocks = kv_bytes // block_bytes // len(layout.windows)
+    oversized = find_oversized(form.ask(rows), config.block_size, num_blocks)
     return Prediction(
         device=hardware.device,
         dtype=hardware.dtype,
@@ -145,7 +154,8 @@ def _simulate(
             },
         ),
         answer=answer,
-        num_oversized_rows=len(find_oversized(form.ask(rows), config.block_size, num_blocks)),
+        num_oversized_rows=len(oversized),
+        num_oversized_tokens=int(rows.num_prompt_tokens[list(oversized)].sum()),
         num_engines=team.num_engines,
         seconds=found.seconds,
         run=run,
@@ -155,7 +165,7 @@ def _simulate(
 
 def _count_cached(rows: Plan, form: RequestForm, answer: AnswerLength, engine: EngineConfig, hardware: Hardware) -> int:
     """Tokens that are computed with an LRU cache of blocks if rows run in table order, with the same KV memory."""
-    config = replace(engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0)
+    config = replace(engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0, disaggregation="none")
     kv_bytes = hardware.kv_bytes(engine)
     run = hardware.simulate(form.ask(rows), rows.groups(), config, kv_bytes, answer.num_tokens)
     return run.num_prompt_tokens

@@ -64,7 +64,6 @@ def write_plan(
         planned = files.enter_context(spool(split, PLAN_SCHEMA, folder))
         costs, priorities, num_rows, common_lens = np.concatenate(groups.numbers, axis=1)
         ranks = rank_cheapest_first(costs, priorities, num_rows) if is_cheapest_first else priorities
-        block_size = None if method == "none" else block_size
         partitions = place_groups(costs - whole_blocks(common_lens, block_size), ranks, partition_tokens)
         in_turn = np.argsort(partitions, kind="stable")
         common_lens[in_turn] = common_lens_of(common_lens, in_turn)

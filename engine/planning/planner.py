@@ -22,7 +22,7 @@ PlanMethod = Literal["exact", "paper", "none"]
 exact: computes the fewest prompt tokens that any such grouping can, where groups share the full KV blocks that they
 begin with. A leaf uses the deepest chosen node above it, or is planned alone and shares only such blocks.
 paper: Algorithm 1 of BatchLLM, which compares one level of the tree with the next, bottom up.
-none: only identical prompts are computed once. For encoders, in which every token attends to the whole text.
+none: a group of each distinct prompt. Without a block size, as for encoders, nothing else is shared.
 """
 
 RANGE_TOKENS = 32_000_000
@@ -87,7 +87,7 @@ def plan_prompts(
     return plan, SharingStats(
         num_logical_tokens=tree.num_logical_tokens,
         num_processed_tokens=plan.num_computed_tokens - plan.num_common_block_tokens(block_size),
-        num_best_tokens=tree.num_trie_tokens if method != "none" else plan.num_computed_tokens,
+        num_best_tokens=tree.num_trie_tokens if method != "none" or block_size else plan.num_computed_tokens,
     )
 
 
@@ -115,7 +115,7 @@ def plan_ranges(
             from engine.planning.range_cuts import join_ranges, num_shared_tokens  # imported only when needed
 
             plan = join_ranges(before[0], plan)
-            num_repeated_tokens = 0 if method == "none" else num_shared_tokens(before[1], prompts[0])
+            num_repeated_tokens = num_shared_tokens(before[1], prompts[0]) if method != "none" or block_size else 0
             sharing = replace(sharing, num_best_tokens=sharing.num_best_tokens - num_repeated_tokens)
         yield plan, sharing
         before = plan.take(plan.group_starts[-1:]), prompts[-1]

@@ -32,9 +32,11 @@ def try_settings(
         config, kv_bytes: the present configuration and KV memory.
         run, partition_seconds: the simulation of all partitions with both, and of each.
     """
-    num_partitions = len(partition_seconds)
-    num_tried = min(WHAT_IF_PARTITIONS, num_partitions)
-    chosen = [index * num_partitions // num_tried for index in range(num_tried)]
+    busy = [partition for partition, seconds in enumerate(partition_seconds) if seconds]  # not of oversized rows alone
+    if not busy:
+        return ()
+    num_partitions, num_tried = len(partition_seconds), min(WHAT_IF_PARTITIONS, len(busy))
+    chosen = [busy[index * len(busy) // num_tried] for index in range(num_tried)]
     seconds_before = sum(partition_seconds[partition] for partition in chosen)
     longer = replace(config, max_num_batched_tokens=MORE_TOKENS * config.step_tokens)
     tried = [(f"--max-num-batched-tokens {longer.max_num_batched_tokens}", longer, kv_bytes)]
@@ -46,7 +48,7 @@ def try_settings(
         what_ifs.append(WhatIf(option=option, time_ratio=seconds / seconds_before, num_partitions=num_tried))
     if num_partitions > 1:
         num_joined = min(MORE_TOKENS, num_partitions)
-        first = (num_partitions - num_joined) // 2
+        first = min(busy[max(0, len(busy) - num_joined) // 2], num_partitions - num_joined)
         ratio = simulate(config, kv_bytes, first, num_joined).seconds / sum(partition_seconds[first:][:num_joined])
         option = f"--partition-tokens times {num_joined}"
         what_ifs.append(WhatIf(option=option, time_ratio=ratio, num_partitions=num_joined))
@@ -88,8 +90,8 @@ def advise(
             f"{planned - run:.0%} of the prompt tokens are computed by several partitions each: raise "
             f"--partition-tokens."
         )
-    idle_share = 1 - prediction.run.seconds / (prediction.num_engines * prediction.seconds)
-    if idle_share >= LEAST_GAIN:
+    busy_share = prediction.run.seconds / (prediction.num_engines * prediction.seconds) if prediction.seconds else 1.0
+    if (idle_share := 1 - busy_share) >= LEAST_GAIN:
         sentences.append(
             f"The {prediction.num_engines} engines have nothing to do for {idle_share:.0%} of their time: lower "
             f"--partition-tokens, or use fewer."
@@ -100,7 +102,7 @@ def advise(
         )
     if prediction.run.num_preempted_requests:
         sentences.append(
-            f"{prediction.run.num_preempted_requests:,} requests lose their KV and are computed again: "
+            f"{prediction.run.num_preempted_requests:,} requests lose their KV before they are answered: "
             f"raise --output-reserve or --kv-memory."
         )
     return tuple(sentences)

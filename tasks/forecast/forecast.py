@@ -123,6 +123,7 @@ class Prediction:
     Attributes:
         dtype: of weights and KV.
         num_oversized_rows: rows that do not fit into the KV budget even alone; they become error rows.
+        num_oversized_tokens: of their prompts.
         num_engines: engines that run in parallel, each on such a device.
         seconds: until the last engine is done.
         run: steps, tokens and times, of all engines together.
@@ -135,6 +136,7 @@ class Prediction:
     kv: KVMemory
     answer: AnswerLength
     num_oversized_rows: int
+    num_oversized_tokens: int
     num_engines: int
     seconds: float
     run: SimulationSummary

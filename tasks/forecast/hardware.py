@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from engine.config import Dtype, EngineConfig
 from engine.device.free_memory import MOST_CPU_KV_BYTES
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ConfigError
+from engine.limits import check_kv_budget
 from engine.model.loading.checkpoint import is_quantized, read_json
 from engine.model.model_shape import ModelShape
 from engine.planning.group import PrefixGroup
@@ -86,6 +87,7 @@ def choose_hardware(checkpoint: Path, team: EngineTeam, name: str | None = None)
         team: whose engines on a host share the rates of a CPU; GPUs are not shared.
         name: of `DEVICES`, or "cpu", "cuda" or "auto" for a device of this machine; None for that of the team.
     Raises:
+        CapacityError: the KV budget is below two blocks, see `check_kv_budget`.
         ConfigError: no such device, or no GPU here.
         ModelError: config.json cannot be read, or the model's cost is not known.
     """
@@ -97,7 +99,7 @@ def choose_hardware(checkpoint: Path, team: EngineTeam, name: str | None = None)
     kind, values = name.lower(), read_json(checkpoint / "config.json")
     if kind in DEVICES:
         device = DEVICES[kind]
-        dtype = next(iter(device.peak_flops)) if config.dtype == "auto" else config.dtype
+        dtype = cast(Dtype, next(iter(device.peak_flops))) if config.dtype == "auto" else config.dtype
         shape = ModelShape.from_config(values, dtype=dtype)
     else:
         from engine.simulation.device_probe import probe_device  # needs torch; devices of the table do not
@@ -111,6 +113,7 @@ def choose_hardware(checkpoint: Path, team: EngineTeam, name: str | None = None)
             device = _scale(device, f"{device.title}, divided by {team.num_on_host} engines", 1 / team.num_on_host)
     if (size := config.tensor_parallel_size) > 1 and device.name != "cpu":  # communication is not counted
         device = replace(_scale(device, f"{size} of {device.title}", size), memory_bytes=device.memory_bytes * size)
+    check_kv_budget(replace(config, dtype=dtype), checkpoint)
     return Hardware(device=device, dtype=dtype, shape=shape)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tasks.layouts.choose import WORTH_SPLITTING, find_orders, order_rows, spread_orders
 from tasks.layouts.estimate import RowOrders
 from tasks.layouts.parts import Parts, arrange_workload
-from tasks.layouts.side import Side, count_tokens, describe_orders
+from tasks.layouts.side import Side, describe_orders, measure_sharing
 from tasks.runs.source import Source
 from tasks.workloads.workload import Workload
 
@@ -75,23 +75,22 @@ def advise_layouts(source: Source, workloads: Sequence[Workload], cascaded: Cont
         if not num_rows:
             return LayoutAdvice(workloads=names, num_rows=0, sentences=("There are no rows that could be answered.",))
         ways = _list_ways(sides)
-        laid_out = {
-            name: [side.lay_out(each)[0] for side, each in zip(sides, orders, strict=True)]
-            for name, orders in ways.items()
-        }
-        costs = tuple(
-            LayoutCost(
-                name=name,
-                orders=tuple(describe_orders(side.parts, each) for side, each in zip(sides, orders, strict=True)),
-                num_computed_tokens=count_tokens(source, laid_out[name], folder / f"way-{number}"),
-            )
-            for number, (name, orders) in enumerate(ways.items())
+        sharing = {}
+        for number, (name, orders) in enumerate(ways.items()):
+            laid_out = [side.lay_out(each)[0] for side, each in zip(sides, orders, strict=True)]
+            sharing[name] = measure_sharing(source, laid_out, folder / f"way-{number}")
+    costs = tuple(
+        LayoutCost(
+            name=name,
+            orders=tuple(describe_orders(side.parts, each) for side, each in zip(sides, orders, strict=True)),
+            num_computed_tokens=sharing[name].num_processed_tokens,
         )
-        num_prompt_tokens = count_tokens(replace(source, method="none"), laid_out[AS_WRITTEN], folder / "unshared")
+        for name, orders in ways.items()
+    )
     return LayoutAdvice(
         workloads=names,
         num_rows=num_rows,
-        num_prompt_tokens=num_prompt_tokens,
+        num_prompt_tokens=sharing[AS_WRITTEN].num_logical_tokens,
         costs=costs,
         sentences=tuple(_list_sentences(sides, costs)),
     )

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from engine.planning.plan import SharingStats
 from tasks.layouts.choose import find_most_frequent
 from tasks.layouts.estimate import PartTexts, RowOrders, read_part_texts
 from tasks.layouts.kept import Kept, lay_out, read_kept
@@ -36,7 +37,14 @@ def read_rows(source: Source, workload: Workload, folder: Path) -> ReadResult:
 
 
 def count_tokens(source: Source, workloads: Sequence[Workload], folder: Path, *, cache: Path | None = None) -> int:
-    """Prompt tokens that one plan of all rows computes. Prompts are made as in a night; raises what that raises.
+    """Prompt tokens that one plan of all rows computes. See `measure_sharing`."""
+    return measure_sharing(source, workloads, folder, cache=cache).num_processed_tokens
+
+
+def measure_sharing(
+    source: Source, workloads: Sequence[Workload], folder: Path, *, cache: Path | None = None
+) -> SharingStats:
+    """Prompt tokens of all rows in one plan. Prompts are made as in a night; raises what that raises.
 
     Args:
         workloads: in their layouts.
@@ -51,7 +59,7 @@ def count_tokens(source: Source, workloads: Sequence[Workload], folder: Path, *,
         prompts.append(tokenize.fn(replace(source, database=cache), requests, workload))
     joint = write_joined(prompts, folder / "joint.parquet")
     plan = write_plan(joint, folder / "plan.parquet", source.method, PARTITION_TOKENS, 1, source.block_size)
-    return read_plan_summary(plan).sharing.num_processed_tokens
+    return read_plan_summary(plan).sharing
 
 
 def can_move(workload: Workload) -> bool:

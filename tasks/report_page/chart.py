@@ -177,12 +177,12 @@ class Chart:
         return element("path", d=path, class_=f"band {kind}")
 
     def limit(self, value: float, text: str) -> Markup:
-        """A horizontal line with a label, for an upper limit."""
+        """A horizontal line for an upper limit, with a label above the plot, where no other label is."""
         y = self.y.at(value)
         return element(
             "g",
             element("line", x1=self.x.start, x2=self.x.end, y1=y, y2=y, class_="limit"),
-            element("text", text, x=self.x.end, y=y - 5, class_="tick end"),
+            element("text", text, x=self.x.end, y=11, class_="tick end"),
         )
 
     def shade(self, span: Span, text: str) -> Markup:

@@ -28,8 +28,8 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
         saved, best = run.num_cached_tokens / run.num_prompt_tokens, run.best_token_saving_ratio or 0.0
         scope = " for all rows anew" if saved > best + 1e-9 else ""
         limit = "planned with others" if run.is_shared else f"at best {percent(best)}{scope}"
-        if totals.num_preempted_requests and not run.is_shared:
-            computed = totals.num_suffix_tokens + totals.num_prefix_tokens
+        computed = totals.num_suffix_tokens + totals.num_prefix_tokens
+        if computed > run.num_prompt_tokens - run.num_cached_tokens and not run.is_shared:
             limit += f"; {percent(1 - computed / run.num_prompt_tokens)} with what was computed twice"
         figures.append(("prompt tokens saved", percent(saved), limit))
     steps = (
@@ -56,7 +56,8 @@ def find_remarkable(facts: RunFacts) -> list[str]:
 def _find_outcome(facts: RunFacts) -> list[str]:
     run, found = facts.run, []
     if run.error:
-        found.append(f"The run was {run.status}: {run.error}.")
+        ended = "ended by its deadline" if run.status == "deadline" else f"was {run.status}"
+        found.append(f"The run {ended}: {run.error}.")
     if run.num_unanswered:
         rest = NEEDS_FULL if facts.config.get("full") else ""
         found.append(f"{count(run.num_unanswered)} rows are left for the next run{rest}.")
@@ -93,7 +94,7 @@ def _find_idle_time(facts: RunFacts) -> list[str]:
         )
     if totals.num_preempted_requests:
         found.append(
-            f"{count(totals.num_preempted_requests)} times a request lost its KV memory and was computed again. More "
+            f"{count(totals.num_preempted_requests)} times a request lost its KV memory before it was answered. More "
             "memory (--kv-memory) or a larger reserve for answers (--output-reserve) makes that rarer."
         )
     loading = (facts.run.infer_seconds or 0.0) - totals.elapsed_seconds

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from tasks.report_page.chart import NARROW, WIDE, Chart, Picture, element
+from tasks.report_page.chart import NARROW, WIDE, Chart, Picture, element, text_width
 from tasks.report_page.facts import Row, RunFacts
 from tasks.report_page.quantity import between, count, percent, seconds, short
 from tasks.report_page.timeline import draw_timeline
@@ -13,7 +13,7 @@ from tasks.report_page.timeline import draw_timeline
 STAGES = ("read", "tokenize", "plan", "infer", "write")
 TENTHS = tuple(f"{edge * 10}%" for edge in range(11))
 
-ROW_HEIGHT, BAR_HEIGHT, NAME_WIDTH, VALUE_WIDTH = 34.0, 20.0, 170.0, 150.0
+ROW_HEIGHT, BAR_HEIGHT, NAME_WIDTH = 34.0, 20.0, 170.0
 
 FEWEST_PLACES = 5
 """A histogram with fewer bars leaves free space at the right instead of drawing very wide bars."""
@@ -83,12 +83,13 @@ def tenth(each: Row) -> str:
 
 
 def _draw_parts(parts: Sequence[tuple[Part, str]]) -> Picture:
-    """A horizontal bar for each part, between its name and the text of its value; the longest has full width."""
+    """A horizontal bar for each part, between its name and the text of its value; the longest leaves room for it."""
     longest = max(part.value for part, _ in parts) or 1.0
+    full_width = WIDE - NAME_WIDTH - 16 - max(text_width(text) for _, text in parts)
     marks = []
     for number, (part, text) in enumerate(parts):
         top = number * ROW_HEIGHT + 6
-        length = part.value / longest * (WIDE - NAME_WIDTH - VALUE_WIDTH)
+        length = part.value / longest * full_width
         middle = top + BAR_HEIGHT / 2 + 5
         marks += [
             element("text", part.name, x=NAME_WIDTH - 10, y=middle, class_="name end"),

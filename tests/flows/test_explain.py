@@ -105,6 +105,38 @@ def test_policies_go_from_no_sharing_to_the_best(nights: Any) -> None:
     assert by_fields["query_text", "title", "body"].saving_ratio < by_fields["title", "body", "query_text"].saving_ratio
 
 
+@pytest.mark.parametrize("settings", [{"sharing": "group"}, {"sharing": "lru"}, {"disaggregation": "processes"}])
+def test_the_plan_is_that_of_the_night(nights: Any, settings: dict[str, str]) -> None:
+    engine = ENGINE.model_copy(update=settings)
+    (forecast,) = run_explain(nights, "ranking", engine=engine, partition_tokens=10**6)
+    nights.run("ranking", engine=engine, partition_tokens=10**6)
+    ((planned, num_computed),) = nights.sql(
+        "select any_value(token_saving_ratio), sum(num_prefix_tokens + num_suffix_tokens)"
+        " from runs join steps using (run_id)"
+    )
+    assert forecast.policies[-2].token_saving_ratio == planned
+    assert forecast.policies[-2].name.startswith("exact, without" if "sharing" in settings else "exact, with shared")
+    assert forecast.policies[-1].num_processed_tokens == num_computed
+
+
+def test_rows_that_do_not_fit_are_not_saved(nights: Any) -> None:
+    found = []
+    for kv_memory in ("40KiB", "136KiB"):
+        engine = ENGINE.model_copy(update={"kv_memory": kv_memory})
+        (forecast,) = run_explain(nights, "snippets", engine=engine, partition_tokens=1)
+        show_forecast(forecast, Console(file=io.StringIO()))
+        assert forecast.prediction is not None
+        num_oversized = forecast.prediction.num_oversized_rows
+        assert f"{num_oversized} rows need more KV memory than there is: raise --kv-memory." in forecast.advice
+        saved = [policy.token_saving_ratio for policy in forecast.policies]
+        assert max(saved) < forecast.best_saving_ratio
+        found.append((num_oversized, saved[1], saved[-1]))
+    assert found[0] == (12, 0.0, 0.0)
+    (run,) = nights.run("snippets", engine=engine, partition_tokens=1)
+    assert 0 < run.num_errors == found[1][0] < 12
+    assert found[1][2] == pytest.approx(run.num_cached_tokens / run.num_prompt_tokens)
+
+
 def test_a_cache_of_blocks_forgets_what_a_plan_keeps(nights: Any, tmp_path: Path) -> None:
     """With the query first in the key, a document's rows lie apart in the table."""
     text = (Path(__file__).parents[2] / "workloads" / "snippets.toml").read_text()
@@ -218,6 +250,10 @@ def test_what_cannot_be_explained_is_refused(nights: Any, tmp_path: Path) -> Non
         run_explain(nights, device="h900")
     with pytest.raises(CapacityError, match="a KV budget of 1,000"):
         run_explain(nights, engine=EngineSettings(kv_memory="1TB"))
+    with pytest.raises(CapacityError, match="a KV budget of 24576 bytes holds no request: one block of 32 tokens"):
+        run_explain(nights, engine=EngineSettings(dtype="float32", kv_memory="24KiB"))
+    with pytest.raises(ConfigError, match=r"each workload needs a table of its own, got \['snippets', 'snippets'\]"):
+        run_explain(nights, "snippets", "snippets")
     (tmp_path / "broken").mkdir()
     for file in nights.model.iterdir():
         (tmp_path / "broken" / file.name).write_bytes(file.read_bytes())

@@ -266,6 +266,22 @@ def test_a_long_run_keeps_its_valley_and_its_preemption(nights: Any, open_report
 
 
 @pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize("preemption", ["recompute", "swap", "kill"])
+def test_only_what_was_computed_twice_is_said_to_be(
+    nights: Any, open_report: Callable[..., Node], preemption: str
+) -> None:
+    engine = EngineSettings(dtype="float32", kv_memory="160KiB", output_reserve=0.0, preemption=preemption)
+    nights.run("snippets", engine=engine)
+    ((num_preempted, num_computed, num_needed),) = nights.sql(
+        "select sum(num_preempted_requests), sum(num_suffix_tokens + num_prefix_tokens),"
+        " any_value(num_prompt_tokens - num_cached_tokens) from runs join steps using (run_id)"
+    )
+    page = open_report().text
+    assert f"{num_preempted} times a request lost its KV memory before it was answered." in page
+    assert ("with what was computed twice" in page) == (num_computed > num_needed) == (preemption == "recompute")
+
+
+@pytest.mark.usefixtures("prefect_server")
 def test_engines_side_by_side_and_padding_are_shown_as_such(nights: Any, open_report: Callable[..., Node]) -> None:
     nights.run("snippets", partition_tokens=700)
     page = open_report()
@@ -304,15 +320,15 @@ def test_engines_side_by_side_and_padding_are_shown_as_such(nights: Any, open_re
 
 @pytest.mark.usefixtures("prefect_server")
 def test_no_two_labels_of_a_picture_overlap(nights: Any, browser: Browser, tmp_path: Path) -> None:
-    """Share degrees of a large plan, several engines, preemption and a full KV cache, in a wide and a narrow window."""
+    """A large plan, eight engines, steps above the chunk size, preemption and a full KV cache, in two windows."""
     (summary,) = nights.run("snippets")
     nights.sql("delete from steps")
     nights.sql(
         "insert into steps by name select $1 as run_id, i // 125 as partition, i as step, 60 as num_decode_tokens,"
-        " 20 as num_suffix_tokens, 10 as num_prefix_tokens, 99_000 as num_kv_blocks_used,"
-        " 100_000 as num_kv_blocks_total, 900 as num_running_requests, 5 as num_waiting_requests,"
-        " 1 as num_finished_requests, i % 50 as num_preempted_requests, 2000.0 as duration_ms,"
-        " 'engine ' || (i // 125) % 3 as worker from range(1000) as steps (i)",
+        " 20 as num_suffix_tokens, 10 as num_prefix_tokens, 45 as num_padding_tokens,"
+        " 99_000 as num_kv_blocks_used, 100_000 as num_kv_blocks_total, 900 as num_running_requests,"
+        " 5 as num_waiting_requests, 1 as num_finished_requests, i % 50 as num_preempted_requests,"
+        " 2000.0 as duration_ms, 'engine ' || i // 125 as worker from range(1000) as steps (i)",
         [summary.run_id],
     )
     for degrees in ((1, 2, 3, 8, 16, 32), (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)):

@@ -66,6 +66,23 @@ def test_a_group_that_is_split_has_its_urgent_rows_in_its_first_pieces(tmp_path:
 
 
 @pytest.mark.parametrize("limits", [(), (5_000, 600)])
+def test_groups_of_single_prompts_share_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, ...]
+) -> None:
+    """With the method "none" a decoder shares what neighbours begin with; without a block size nothing is shared."""
+    if limits:
+        monkeypatch.setattr(plan_prefix, "RANGE_TOKENS", limits[0])
+    tokens = tokens_file(tmp_path, random_prompts())
+    exact, decoder, encoder = (
+        read_plan_summary(write_plan(tokens, tmp_path / f"{method}-{size}", method, 10**9, 1, size)).sharing
+        for method, size in (("exact", 16), ("none", 16), ("none", None))
+    )
+    assert exact.num_best_tokens == decoder.num_best_tokens
+    assert exact.num_best_tokens < decoder.num_processed_tokens < encoder.num_processed_tokens
+    assert encoder.num_processed_tokens == encoder.num_best_tokens
+
+
+@pytest.mark.parametrize("limits", [(), (5_000, 600)])
 def test_partitions_together_are_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, ...]
 ) -> None:

@@ -171,10 +171,14 @@ def test_advice_counts_what_a_night_plans_together(
 
 def test_advice_on_one_workload(nights: Any, write_night: Any, capsys: pytest.CaptureFixture[str]) -> None:
     write_night("kind", layout="written")
-    arguments = ["advise", str(nights.path.parent / "kind.toml"), *nights.inputs]
+    nights.sql("insert into documents select 'twin', title, body from documents where doc_id = 'd0'")
+    file = nights.path.parent / "kind.toml"
+    arguments = ["advise", str(file), *nights.inputs]
     assert batchloom([*arguments, "--json"]) == 0
     (advice,) = json.loads(capsys.readouterr().out)
-    assert advice["num_rows"] == 12
+    (summary,) = nights.run(str(file), partition_tokens=10**6)
+    assert (advice["num_rows"], advice["num_prompt_tokens"]) == (summary.num_rows, summary.num_prompt_tokens)
+    assert advice["costs"][0]["num_computed_tokens"] == summary.num_prompt_tokens - summary.num_cached_tokens
     costs = {cost["name"]: cost["num_computed_tokens"] for cost in advice["costs"]}
     assert costs["one order"] == min(costs.values()) < costs["as written"] < advice["num_prompt_tokens"]
     assert any('layout = "auto"' in sentence for sentence in advice["sentences"])
