@@ -1,15 +1,18 @@
 """One step's work list on the device: made once by `prepare`, read by every layer's launch."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.kernels import cdiv
-from engine.kernels.triton.layers.kv_copy import KvCopy
 from engine.kernels.triton.tuned import Launch
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
+
+if TYPE_CHECKING:
+    from engine.kernels.triton.layers.kv_copy import KvCopy
 
 _ALIGNMENT = 16
 """Of sections, in int32 elements: Triton recompiles a kernel when the alignment of a pointer or an offset changes."""
@@ -94,7 +97,7 @@ class DeviceWork:
         self.slots = self.work[self._slots_part].view(torch.int64)
         self.partial_out, self.partial_lse = scratch.partial_out, scratch.partial_lse
         self.counters = scratch.counters
-        self.kv_copy: KvCopy | None = None
+        self.kv_copy: "KvCopy | None" = None
 
     @property
     def row_parts(self) -> torch.Tensor:
