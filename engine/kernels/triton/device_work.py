@@ -1,7 +1,7 @@
 """One step's work list on the device: made once by `prepare`, read by every layer's launch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +10,6 @@ import torch
 from engine.kernels import cdiv
 from engine.kernels.triton.tuned import Launch
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
-
-if TYPE_CHECKING:
-    from engine.kernels.triton.layers.kv_copy import KvCopy
 
 _ALIGNMENT = 16
 """Of sections, in int32 elements: Triton recompiles a kernel when the alignment of a pointer or an offset changes."""
@@ -71,7 +68,7 @@ class DeviceWork:
         row_ids_at, rows_at, block_table_at: starts of sections in `work`.
         slots: int64 ``[num_rows]``, where each row's key and value are written; -1: not written.
         partial_out, partial_lse, counters: of its scratch.
-        kv_copy: that the tiles read in place of the cache.
+        copy_kv: makes copies of a layer's keys and values, which the tiles read; None: they read the caches.
     """
 
     def __init__(
@@ -97,7 +94,7 @@ class DeviceWork:
         self.slots = self.work[self._slots_part].view(torch.int64)
         self.partial_out, self.partial_lse = scratch.partial_out, scratch.partial_lse
         self.counters = scratch.counters
-        self.kv_copy: "KvCopy | None" = None
+        self.copy_kv: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
 
     @property
     def row_parts(self) -> torch.Tensor:

@@ -168,15 +168,16 @@ class TritonAttention:
     def prepare(self, batch: AttentionBatch) -> DeviceWork:
         """Plans a step and copies it to the device in one transfer. Called once per step, for all layers."""
         num_tokens = self.block_size * (len(batch.prefix_block_ids) + len(batch.suffix_block_table))
-        is_copied = self.fp8 is not None and num_tokens <= TOKENS_A_ROW * batch.num_rows
-        work_list, copy = self.plan(batch, self._launches_for_copies if is_copied else ()), None
-        if is_copied:
+        if self.fp8 is None or num_tokens > TOKENS_A_ROW * batch.num_rows:
+            work_list, copy_kv = self.plan(batch), None
+        else:
+            work_list = self.plan(batch, self._launches_for_copies)
             block_shape = (self.block_size, self.num_kv_heads, self.head_dim)
             copy = KvCopy(work_list.block_table, block_shape, self.dtype, self.device)
-            work_list = replace(work_list, block_table=copy.block_table)
+            work_list, copy_kv = replace(work_list, block_table=copy.block_table), copy.of
         work = self.reserve(WorkCapacity.of(work_list), work_list.launch)
         work.fill(work_list, batch.slot_mapping)
-        work.kv_copy = copy
+        work.copy_kv = copy_kv
         return work
 
     def write_kv(
@@ -249,7 +250,7 @@ class TritonAttention:
             raise ValueError(f"softcap and window must not be negative, got {scoring.softcap} and {scoring.window}")
         if (sinks := scoring.sinks) is not None and (sinks.shape != (self.num_q_heads,) or not sinks.is_contiguous()):
             raise ValueError(f"sinks must be contiguous [{self.num_q_heads}], got {tuple(sinks.shape)}")
-        caches = (k_cache, v_cache) if work.kv_copy is None else work.kv_copy.of(k_cache, v_cache)
+        caches = (k_cache, v_cache) if work.copy_kv is None else work.copy_kv(k_cache, v_cache)
         self._launch(out, query, caches, work, scoring)
         return out
 

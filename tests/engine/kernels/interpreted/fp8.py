@@ -180,7 +180,7 @@ def run_kv() -> tuple[list[str], float]:
             if ((found - wanted).abs() > wanted.abs() * FP8_RELATIVE * 1.02 + largest * 1e-4).any():
                 findings.problems.append(f"{where}: KV is farther off than fp8 is")
         work = backend.prepare(batch)
-        if (work.kv_copy is None) != (sizes is mixed):
+        if (work.copy_kv is None) != (sizes is mixed):
             findings.problems.append(f"{where}: KV must be copied for steps of prompts only")
         queries, scoring = query[: batch.num_rows], Scoring(scale=head_dim**-0.5, **settings)
         out = backend.attend(queries, *caches, work, scoring)
