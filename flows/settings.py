@@ -140,9 +140,9 @@ class WorkerSettings(Settings):
         return url and check_url(url)
 
     def check_host(self, engine: EngineConfig, checkpoint: Path) -> None:
-        """Raise if the exchange's package or what computes is not here: a Ray cluster, the device, GPUs, KV memory."""
+        """Raise if the exchange cannot be used, or what computes is not here: a Ray cluster, the device, KV memory."""
         if self.exchange:
-            ObjectStore(self.exchange)
+            ObjectStore(self.exchange).check()
         if self.runner == "ray":
             from flows.ray_cluster import check_cluster  # imported only when needed
 

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -53,6 +54,16 @@ class ObjectStore:
             raise ConfigError(f"exchange {url!r} cannot be used: {error}") from error
         except Exception as error:  # implementations that connect at once raise errors of their own
             raise _unreachable(self.url, error) from error
+
+    def check(self) -> None:
+        """Raise `ArtifactError` if objects cannot be stored and deleted."""
+        name = f"check-{secrets.token_hex(8)}"
+        try:
+            self._call("", lambda path: self._store.makedirs(path, exist_ok=True))
+            self.put(name, b"")
+            self._call(name, self._store.rm_file)
+        except MissingObjectError as error:
+            raise _unreachable(self.url, error.__cause__ or error) from error
 
     def put(self, name: str, content: bytes) -> None:
         """Store an object, in place of one that has the name; `ArtifactError` where that cannot be."""
@@ -115,19 +126,21 @@ class ObjectStore:
                 return call(f"{self._root}/{name}")
             except FileNotFoundError as error:
                 raise MissingObjectError(f"{self.url}/{name} is missing") from error
+            except (PermissionError, NotADirectoryError) as error:
+                raise _unreachable(f"{self.url}/{name}", error) from error
             except Exception as error:  # each implementation raises errors of its own
-                if isinstance(error, PermissionError) or time.monotonic() + delay_seconds > deadline:
+                if time.monotonic() + delay_seconds > deadline:
                     raise _unreachable(f"{self.url}/{name}", error) from error
                 LOGGER.warning("%s: trying again in %g s: %s", self.url, delay_seconds, _describe(error))
             time.sleep(delay_seconds)
             delay_seconds *= 2
 
 
-def _unreachable(what: str, error: Exception) -> ArtifactError:
+def _unreachable(what: str, error: BaseException) -> ArtifactError:
     return ArtifactError(f"{what} cannot be reached: {_describe(error)}")
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
 
 

@@ -260,6 +260,10 @@ def test_a_store_that_cannot_be_used_is_named_and_secrets_are_not_repeated(
     said = capfd.readouterr()
     assert "nightly: exchange 'tape://nights' cannot be used: Protocol not known: tape" in said.err
     assert "rows to answer" not in said.out
+    assert night([*command, "--exchange", f"file://{nights.path}/nights"]) == 1
+    said = capfd.readouterr()
+    assert f"nightly: file://{nights.path}/nights/ cannot be reached: NotADirectoryError: " in said.err
+    assert "rows to answer" not in said.out
     objects.num_refusals = 10**6
     assert night([*command, "--exchange", "jupyter://nights"]) == 1
     assert "cannot be reached: HTTPError: 503" in capfd.readouterr().err
