@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.layers.fp8 import head_dim_of, kv_scales
+from engine.kernels.triton.layers.fp8 import kv_scales
 from engine.kernels.triton.tile_jobs import SLOT_BITS
 
 TOKENS_A_ROW = 4
@@ -90,8 +90,8 @@ class KvCopy:
         """Copies the blocks of a layer's fp8 caches, in one launch; slots that were never written become anything."""
         keys, values = self._caches
         block_size, num_kv_heads, head_dim = keys.shape[1:]
-        head_dim_padded = triton.next_power_of_2(head_dim_of(key_cache))
-        vectors = max(ELEMENTS_A_PROGRAM // head_dim_padded, 1)
+        head_dim_padded = triton.next_power_of_2(head_dim)
+        vectors = ELEMENTS_A_PROGRAM // head_dim_padded
         _copy_kv_kernel[(len(keys), triton.cdiv(block_size * num_kv_heads, vectors), 2)](
             key_cache, value_cache, self._block_ids, keys, values, key_cache.stride(0),
             NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HEAD_DIM_PADDED=head_dim_padded, BLOCK_SIZE=block_size,
