@@ -141,7 +141,8 @@ def _simulate(
     run = found.simulated
     layout, block_bytes = shape.kv_layout(config), shape.kv_block_bytes(config)
     num_blocks = kv_bytes // block_bytes // len(layout.windows)
-    oversized = find_oversized(form.ask(rows), config.block_size, num_blocks)
+    requests = form.ask(rows)
+    oversized = find_oversized(requests, config.block_size, num_blocks)
     return Prediction(
         device=hardware.device,
         dtype=hardware.dtype,
@@ -155,7 +156,7 @@ def _simulate(
         ),
         answer=answer,
         num_oversized_rows=len(oversized),
-        num_oversized_tokens=int(rows.num_prompt_tokens[list(oversized)].sum()),
+        num_oversized_tokens=sum(len(requests[index].token_ids) for index in oversized),
         num_engines=team.num_engines,
         seconds=found.seconds,
         run=run,

@@ -208,7 +208,7 @@ def compile_copy_kv(architecture: str, *, head_dim: int = 128) -> Any:
     fp8_name, _ = FP8[architecture]
     head_dim_padded = triton.next_power_of_2(head_dim)
     pointers = dict.fromkeys(("key_cache", "value_cache"), f"*{fp8_name}")
-    pointers |= {"block_table": "*i32", "keys": "*bf16", "values": "*bf16"}
+    pointers |= {"block_ids": "*i32", "keys": "*bf16", "values": "*bf16"}
     constants = {
         "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "HEAD_DIM_PADDED": head_dim_padded, "BLOCK_SIZE": 16,
         "M": kv_copy.ELEMENTS_A_PROGRAM // head_dim_padded,

@@ -42,6 +42,16 @@ def run_explain(nights: Any, *workloads: str, device: str = "h200", **parameters
     )
 
 
+def write_apart(folder: Path) -> str:
+    """The file of a workload whose key has the query first, so that a document's rows lie apart in the table."""
+    text = (Path(__file__).parents[2] / "workloads" / "snippets.toml").read_text()
+    key, apart = 'key = ["doc_id", "query_id"]', 'key = ["query_id", "doc_id"]'
+    assert key in text
+    path = folder / "apart.toml"
+    path.write_text(text.replace(key, apart).replace('"snippets"', '"apart"'))
+    return str(path)
+
+
 def test_a_forecast_foretells_the_night(nights: Any, add_bad_rows: Any) -> None:
     reasons = add_bad_rows(nights)
     nights.sql("insert into documents select 'd-twin', title, body from documents where doc_id = 'd1'")
@@ -119,11 +129,12 @@ def test_the_plan_is_that_of_the_night(nights: Any, settings: dict[str, str]) ->
     assert forecast.policies[-1].num_processed_tokens == num_computed
 
 
-def test_rows_that_do_not_fit_are_not_saved(nights: Any) -> None:
-    found = []
+def test_rows_that_do_not_fit_are_not_saved(nights: Any, tmp_path: Path) -> None:
+    """Also where rows are planned in another order than that of the table."""
+    path, found = write_apart(tmp_path), []
     for kv_memory in ("40KiB", "136KiB"):
         engine = ENGINE.model_copy(update={"kv_memory": kv_memory})
-        (forecast,) = run_explain(nights, "snippets", engine=engine, partition_tokens=1)
+        (forecast,) = run_explain(nights, path, engine=engine, partition_tokens=1)
         show_forecast(forecast, Console(file=io.StringIO()))
         assert forecast.prediction is not None
         num_oversized = forecast.prediction.num_oversized_rows
@@ -132,23 +143,18 @@ def test_rows_that_do_not_fit_are_not_saved(nights: Any) -> None:
         assert max(saved) < forecast.best_saving_ratio
         found.append((num_oversized, saved[1], saved[-1]))
     assert found[0] == (12, 0.0, 0.0)
-    (run,) = nights.run("snippets", engine=engine, partition_tokens=1)
+    (run,) = nights.run(path, engine=engine, partition_tokens=1)
     assert 0 < run.num_errors == found[1][0] < 12
     assert found[1][2] == pytest.approx(run.num_cached_tokens / run.num_prompt_tokens)
 
 
 def test_a_cache_of_blocks_forgets_what_a_plan_keeps(nights: Any, tmp_path: Path) -> None:
-    """With the query first in the key, a document's rows lie apart in the table."""
-    text = (Path(__file__).parents[2] / "workloads" / "snippets.toml").read_text()
-    key, apart = 'key = ["doc_id", "query_id"]', 'key = ["query_id", "doc_id"]'
-    assert key in text
-    path = tmp_path / "apart.toml"
-    path.write_text(text.replace(key, apart).replace('"snippets"', '"apart"'))
+    path = write_apart(tmp_path)
     small = EngineSettings(dtype="float32", kv_memory="192KiB", max_num_batched_tokens=128, block_size=16)
     large = EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=128, block_size=16)
     cached, planned = {}, {}
     for name, engine in (("small", small), ("large", large)):
-        (forecast,) = run_explain(nights, str(path), engine=engine, partition_tokens=10**6)
+        (forecast,) = run_explain(nights, path, engine=engine, partition_tokens=10**6)
         ratios = {policy.name: policy.token_saving_ratio for policy in forecast.policies}
         cached[name], planned[name] = ratios["LRU cache of blocks, table order"], ratios["as run, in one partition"]
     assert cached["small"] < 0.6 * cached["large"], "a document's blocks are gone before its next row comes"

@@ -65,13 +65,12 @@ def test_a_group_that_is_split_has_its_urgent_rows_in_its_first_pieces(tmp_path:
     assert summary.dispatch_order[0] in range(highest.count(1))
 
 
-@pytest.mark.parametrize("limits", [(), (5_000, 600)])
+@pytest.mark.parametrize("range_tokens", [plan_prefix.RANGE_TOKENS, 5_000])
 def test_groups_of_single_prompts_share_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, range_tokens: int
 ) -> None:
     """With the method "none" a decoder shares what neighbours begin with; without a block size nothing is shared."""
-    if limits:
-        monkeypatch.setattr(plan_prefix, "RANGE_TOKENS", limits[0])
+    monkeypatch.setattr(plan_prefix, "RANGE_TOKENS", range_tokens)
     tokens = tokens_file(tmp_path, random_prompts())
     exact, decoder, encoder = (
         read_plan_summary(write_plan(tokens, tmp_path / f"{method}-{size}", method, 10**9, 1, size)).sharing

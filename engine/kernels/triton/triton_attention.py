@@ -166,7 +166,8 @@ class TritonAttention:
         return AttentionScratch(capacity, num_q_heads=self.num_q_heads, head_dim=self.head_dim, device=self.device)
 
     def prepare(self, batch: AttentionBatch) -> DeviceWork:
-        """Plans a step and copies it to the device in one transfer. Called once per step, for all layers."""
+        """Plans a step and copies it to the device in one transfer; ids of blocks whose KV is copied are another.
+        Called once per step, for all layers."""
         num_tokens = self.block_size * (len(batch.prefix_block_ids) + len(batch.suffix_block_table))
         if self.fp8 is None or num_tokens > TOKENS_A_ROW * batch.num_rows:
             work_list, copy_kv = self.plan(batch), None

@@ -76,13 +76,14 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that a checkpoint's index names, or else that its folder has, with each weight once."""
     index = folder / "model.safetensors.index.json"
     if index.is_file() and not (folder / "model.safetensors").is_file():
-        return sorted({folder / name for name in read_json(index).get("weight_map", {}).values()})
+        if not isinstance(named := read_json(index).get("weight_map"), dict):
+            raise ModelError(f"{index} must hold a weight_map with names of files, got {named!r}")
+        return sorted({folder / str(name) for name in named.values()})
     return sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
 
 
 def weight_shapes(folder: Path) -> dict[str, list[int]]:
-    """Names and shapes of the tensors in `weight_files`, of which only the headers are read; raises `ModelError` where
-    one of the files is damaged or cut."""
+    """Names and shapes of the tensors in `weight_files`, from headers; raises `ModelError` where a file is damaged."""
     shapes: dict[str, list[int]] = {}
     for file in weight_files(folder):
         try:

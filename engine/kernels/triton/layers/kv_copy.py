@@ -13,21 +13,19 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.layers.fp8 import head_dim_of, kv_scales
+from engine.kernels.triton.layers.fp8 import kv_scales
 from engine.kernels.triton.tile_jobs import SLOT_BITS
 
 TOKENS_A_ROW = 4
-"""A step's KV is copied if it has at most so many tokens for each of the step's rows. This bounds the memory of a copy
-by the rows of a step, and its time: where nothing is gained, by its bytes 2 % of a step of an 8B model."""
+"""A step's KV is copied if its blocks have at most so many tokens for each of the step's rows. This bounds the memory
+of a copy by the rows of a step, and its time: where nothing is gained, by its bytes 2 % of a step of an 8B model."""
 
 ELEMENTS_A_PROGRAM = 4096
-
-_SHIFT = tl.constexpr(SLOT_BITS)
 
 
 @triton.jit
 def _copy_vectors(
-    cache, copy, block, entry, stride_block,
+    cache, copy, block, number, stride_block,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
 ):  # fmt: skip
@@ -41,30 +39,30 @@ def _copy_vectors(
     scales = kv_scales(cache, vector % NUM_KV_HEADS, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE)
     scale = tl.load(scales + block * (stride_block // 2) + vector // NUM_KV_HEADS, mask=is_vector, other=0.0)
     found = tl.load(cache + block * stride_block + where, mask=is_element, other=0.0).to(tl.float32)
-    tl.store(copy + entry * SIZE * HEAD_DIM + where, found * scale.to(tl.float32)[:, None], mask=is_element)
+    tl.store(copy + number * SIZE * HEAD_DIM + where, found * scale.to(tl.float32)[:, None], mask=is_element)
 
 
 @triton.jit
 def _copy_kv_kernel(
-    key_cache, value_cache, block_table, keys, values, stride_block,
+    key_cache, value_cache, block_ids, keys, values, stride_block,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     M: tl.constexpr,
 ):  # fmt: skip
-    """Programs: entries of the block table, parts of a block, keys and values."""
-    entry = tl.program_id(0).to(tl.int64)
-    block = (tl.load(block_table + entry) >> _SHIFT).to(tl.int64)
+    """Programs: blocks, parts of a block, keys and values."""
+    number = tl.program_id(0).to(tl.int64)
+    block = tl.load(block_ids + number).to(tl.int64)
     if tl.program_id(2) == 0:
         _copy_vectors(
-            key_cache, keys, block, entry, stride_block, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, M
+            key_cache, keys, block, number, stride_block, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, M
         )
     else:
         _copy_vectors(
-            value_cache, values, block, entry, stride_block, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, M
+            value_cache, values, block, number, stride_block, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, M
         )
 
 
 class KvCopy:
-    """Room for a copy of the blocks of a block table, one after another; every layer fills it again.
+    """Room for a copy of the blocks of a block table, each once; every layer fills it again.
 
     Args:
         block_table: int32 entries (tile_jobs.py) of the cache's blocks.
@@ -82,20 +80,20 @@ class KvCopy:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        copied = np.arange(len(block_table), dtype=np.int32) << SLOT_BITS
-        self.block_table = copied | block_table & ((1 << SLOT_BITS) - 1)
-        table = torch.from_numpy(block_table)
-        self._source_table = table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
-        self._caches = torch.empty((2, len(block_table), *block_shape), dtype=dtype, device=device)
+        block_ids, places = np.unique(block_table >> SLOT_BITS, return_inverse=True)  # packs list blocks a second time
+        self.block_table = places.astype(np.int32) << SLOT_BITS | block_table & ((1 << SLOT_BITS) - 1)
+        ids = torch.from_numpy(block_ids)
+        self._block_ids = ids.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ids
+        self._caches = torch.empty((2, len(block_ids), *block_shape), dtype=dtype, device=device)
 
     def of(self, key_cache: torch.Tensor, value_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies the blocks of a layer's fp8 caches, in one launch; slots that were never written become anything."""
         keys, values = self._caches
         block_size, num_kv_heads, head_dim = keys.shape[1:]
-        head_dim_padded = triton.next_power_of_2(head_dim_of(key_cache))
-        vectors = max(ELEMENTS_A_PROGRAM // head_dim_padded, 1)
+        head_dim_padded = triton.next_power_of_2(head_dim)
+        vectors = ELEMENTS_A_PROGRAM // head_dim_padded
         _copy_kv_kernel[(len(keys), triton.cdiv(block_size * num_kv_heads, vectors), 2)](
-            key_cache, value_cache, self._source_table, keys, values, key_cache.stride(0),
+            key_cache, value_cache, self._block_ids, keys, values, key_cache.stride(0),
             NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HEAD_DIM_PADDED=head_dim_padded, BLOCK_SIZE=block_size,
             M=vectors, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip

@@ -38,8 +38,8 @@ from tests.engine.kernels.twins import add_rms_norm_ref, rotate_and_write_kv_ref
 INTERPRETED_DTYPES = FP8_DTYPES if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8) else FP8_DTYPES[:1]
 """The interpreter of older versions knows no fnuz formats, although their compilers do."""
 
-PROMPTS = (GroupSize(prefix_len=20, members=[(29, 29), (17, 11)]), decode(0, (5,)))
-"""Steps of many rows, whose KV is copied."""
+PROMPTS = (GroupSize(prefix_len=20, members=[(45, 45), (17, 11)]), decode(0, (5,)), decode(0, (3,)))
+"""Steps of many rows, whose KV is copied; those of one row are packed."""
 
 FP8_RELATIVE = 2.0**-4
 """Largest rounding error of a number of 3 mantissa bits."""
@@ -182,6 +182,9 @@ def run_kv() -> tuple[list[str], float]:
         work = backend.prepare(batch)
         if (work.copy_kv is None) != (sizes is mixed):
             findings.problems.append(f"{where}: KV must be copied for steps of prompts only")
+        num_used = len(batch.prefix_block_ids) + len(batch.suffix_block_table)
+        if work.copy_kv is not None and len(work.copy_kv(*caches)[0]) != num_used:
+            findings.problems.append(f"{where}: each block must be copied once")
         queries, scoring = query[: batch.num_rows], Scoring(scale=head_dim**-0.5, **settings)
         out = backend.attend(queries, *caches, work, scoring)
         numbers_held = (kept.nan_to_num(0.0) for kept in held)

@@ -235,6 +235,10 @@ def test_a_missing_file_of_several_is_named(tiny_llama: Path, tmp_path: Path) ->
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ModelError, match=r"00002-of-00002\.safetensors is damaged or cut at 0 bytes: .*No such"):
         check_weights(SETTINGS, folder)
+    for damaged in ({}, {"weight_map": None}, {"weight_map": ["model.safetensors"]}):
+        (folder / "model.safetensors.index.json").write_text(json.dumps(damaged))
+        with pytest.raises(ModelError, match=r"index\.json must hold a weight_map with names of files, got "):
+            check_weights(SETTINGS, folder)
 
 
 def test_a_gguf_file_that_is_cut_is_named_with_its_size(smollm2_gguf: Path, tmp_path: Path) -> None:
