@@ -49,7 +49,7 @@ class TextCodec:
         self._stand_ins = {content: f"|control{secret}{i:06d}|" for i, content in enumerate(control)}
         self._trusted_pattern = _match_any(control)
         self.tokenizer = tokenizer
-        self._encoder = _rename_tokens(spec, self._stand_ins)
+        self._encoder = _rename_tokens(spec, self._stand_ins, getattr(chat, "bos_token", None))
         self._chat = chat
         for content, stand_in in self._stand_ins.items():
             expected, actual = control[content]["id"], self._encoder.token_to_id(stand_in)
@@ -229,15 +229,16 @@ def _match_any(control: Mapping[str, Mapping[str, Any]]) -> re.Pattern[str]:
     return re.compile("|".join(parts) or r"(?!)")
 
 
-def _rename_tokens(spec: dict[str, Any], names: Mapping[str, str]) -> Tokenizer:
-    """A serialized tokenizer with the tokens of `names` renamed; they keep their ids, and are found beside any text."""
-    model, anywhere = spec["model"], {"single_word": False}
-    if '"Prepend"' in json.dumps(spec["normalizer"]):  # it would prepend a blank to the token's name, too
-        anywhere["normalized"] = False
-    added = [
-        {**token, "content": names[token["content"]], **anywhere} if token["content"] in names else token
-        for token in spec["added_tokens"]
-    ]
+def _rename_tokens(spec: dict[str, Any], names: Mapping[str, str], bos: str | None) -> Tokenizer:
+    """A serialized tokenizer with the tokens of `names` renamed; they keep their ids, and are found beside any text.
+    Where a normalizer prepends a blank to a token's name, too, it is found only at a text's start; so is `bos`."""
+    model, prepends = spec["model"], '"Prepend"' in json.dumps(spec["normalizer"])
+    added = []
+    for token in spec["added_tokens"]:
+        if (content := token["content"]) in names:
+            is_normalized = token["normalized"] and (content == bos or not prepends)
+            token = {**token, "content": names[content], "single_word": False, "normalized": is_normalized}
+        added.append(token)
     if isinstance(model["vocab"], dict):
         vocab: Any = {names.get(piece, piece): token_id for piece, token_id in model["vocab"].items()}
     else:  # Unigram: pairs of piece and score, the id is the position

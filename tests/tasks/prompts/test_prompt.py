@@ -223,6 +223,21 @@ def test_control_tokens_are_found_whatever_their_flags(flags: dict[str, bool]) -
     assert found == expected
 
 
+def test_a_text_behind_a_normalized_bos_is_that_of_the_tokenizer() -> None:
+    """Many tokenizers in Llama 2's form have one; what follows it gets no blank of its own."""
+    spec = json.loads(legacy_bpe().backend_tokenizer.to_str())
+    for token in spec["added_tokens"]:
+        token["normalized"] = token["content"] == "<s>"
+    template = "{{ bos_token }}{% for message in messages %}the {{ message['content'] | trim }} yes{% endfor %}"
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(spec)), chat_template=template, bos_token="<s>"
+    )
+    codec = codec_of(tokenizer)
+    found = encode_rows(build_prompt_format(prompt_of("{body}"), codec), codec, [{"body": text} for text in TEXTS])
+    messages = [[{"role": "user", "content": text}] for text in TEXTS]
+    assert found == [tokenizer.apply_chat_template(each, return_dict=False) for each in messages]
+
+
 def test_an_added_word_is_found_beside_a_control_token() -> None:
     tokenizer = byte_level_bpe()
     tokenizer.add_tokens([AddedToken("fox", single_word=True, normalized=False)])
