@@ -20,6 +20,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
 
 from engine.errors import GrammarError
+from engine.model.loading.checkpoint import rename_tokens
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -56,7 +57,8 @@ class Vocabulary:
         try:
             self.eos_token_ids = frozenset(eos_token_ids)
             spec = json.loads(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
-            text = json.dumps({**spec, "truncation": None, "padding": None})
+            control = [token["content"] for token in spec["added_tokens"] if token["special"]]
+            text = rename_tokens(spec, {content: f"\0{content}\0" for content in control})  # no answer spells one
             self._plain = LLTokenizer(text, n_vocab=vocab_size, eos_token=sorted(eos_token_ids))
         except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise GrammarError(f"no grammars with this tokenizer, vocab_size and eos_token_ids: {error}") from error

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from engine.errors import ModelError, WorkloadError
-from engine.model.loading.checkpoint import TOKENIZER_FILES, cache_folder
+from engine.model.loading.checkpoint import TOKENIZER_FILES, cache_folder, rename_tokens
 from tasks.storage.artifact import replace_file
 
 if TYPE_CHECKING:
@@ -49,7 +49,10 @@ class TextCodec:
         self._stand_ins = {content: f"|control{secret}{i:06d}|" for i, content in enumerate(control)}
         self._trusted_pattern = _match_any(control)
         self.tokenizer = tokenizer
-        self._encoder = _rename_tokens(spec, self._stand_ins)
+        try:
+            self._encoder = Tokenizer.from_str(rename_tokens(spec, self._stand_ins))
+        except Exception as error:  # the Rust library raises plain Exception
+            raise ModelError(f"tokenizer: cannot be rebuilt with renamed control tokens: {error}") from error
         self._chat = chat
         for content, stand_in in self._stand_ins.items():
             expected, actual = control[content]["id"], self._encoder.token_to_id(stand_in)
@@ -227,33 +230,3 @@ def _match_any(control: Mapping[str, Mapping[str, Any]]) -> re.Pattern[str]:
         for content in sorted(control, key=len, reverse=True)
     ]
     return re.compile("|".join(parts) or r"(?!)")
-
-
-def _rename_tokens(spec: dict[str, Any], names: Mapping[str, str]) -> Tokenizer:
-    """A serialized tokenizer with the tokens of `names` renamed; they keep their ids, and are found beside any text."""
-    model, anywhere = spec["model"], {"single_word": False}
-    if '"Prepend"' in json.dumps(spec["normalizer"]):  # it would prepend a blank to the token's name, too
-        anywhere["normalized"] = False
-    added = [
-        {**token, "content": names[token["content"]], **anywhere} if token["content"] in names else token
-        for token in spec["added_tokens"]
-    ]
-    if isinstance(model["vocab"], dict):
-        vocab: Any = {names.get(piece, piece): token_id for piece, token_id in model["vocab"].items()}
-    else:  # Unigram: pairs of piece and score, the id is the position
-        vocab = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
-    changes = {"vocab": vocab}
-    if model.get("unk_token") in names:
-        changes["unk_token"] = names[model["unk_token"]]
-    if "merges" in model:
-        prefix = model.get("continuing_subword_prefix") or ""
-        changes["merges"] = [
-            (left, right)
-            for left, right in model["merges"]
-            if not {left, right, left + right.removeprefix(prefix)} & names.keys()
-        ]
-    rebuilt = {**spec, "added_tokens": added, "model": {**model, **changes}, "truncation": None, "padding": None}
-    try:
-        return Tokenizer.from_str(json.dumps(rebuilt))
-    except Exception as error:  # the Rust library raises plain Exception
-        raise ModelError(f"tokenizer: cannot be rebuilt with renamed control tokens: {error}") from error

@@ -230,6 +230,24 @@ def test_forced_text_has_the_tokens_of_the_models_own_tokenizer(tiny_llama: Path
     assert list(answer.token_ids) == [*tokenizer.encode(text, add_special_tokens=False), 2]
 
 
+def test_forced_text_that_spells_a_control_token_is_made_of_other_tokens(tiny_llama: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    control = tokenizer.eos_token
+    vocabulary = Vocabulary(tokenizer, vocab_size=512, eos_token_ids={tokenizer.eos_token_id})
+    schema = {"type": "object", "properties": {control: {"const": f"a{control}"}}, "required": [control]}
+    grammars = [
+        Grammar.from_pattern(re.escape(f"{control}no{control}"), vocabulary),
+        Grammar.from_json_schema(schema | {"additionalProperties": False}, vocabulary),
+    ]
+    requests = [
+        Request(request_id=str(index), token_ids=[4], max_new_tokens=100, grammar=grammar)
+        for index, grammar in enumerate(grammars)
+    ]
+    answers = Engine.load(tiny_llama, AMPLE).generate(requests)
+    texts = [tokenizer.decode(answer.token_ids, skip_special_tokens=True) for answer in answers]
+    assert texts == [f"{control}no{control}", json.dumps({control: f"a{control}"})]
+
+
 def test_bfloat16_is_held_to_the_grammar_too(tiny_llama: Path, workload: list[Request]) -> None:
     """Where the output layer is packed, masked columns take no part in the product that finds the largest."""
     config = dataclasses.replace(AMPLE, dtype="bfloat16", block_size=32)

@@ -187,3 +187,31 @@ def find_eos_token_ids(language_model: Any) -> frozenset[int]:
     eos = getattr(getattr(language_model, "generation_config", None), "eos_token_id", None)
     eos = language_model.config.eos_token_id if eos is None else eos
     return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def rename_tokens(spec: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """A serialized tokenizer with the tokens of `names` renamed; they keep their ids, and are found beside any text."""
+    model, anywhere = spec["model"], {"single_word": False}
+    if '"Prepend"' in json.dumps(spec["normalizer"]):  # it would prepend a blank to the token's name, too
+        anywhere["normalized"] = False
+    added = [
+        {**token, "content": names[token["content"]], **anywhere} if token["content"] in names else token
+        for token in spec["added_tokens"]
+    ]
+    if isinstance(model["vocab"], dict):
+        vocab: Any = {names.get(piece, piece): token_id for piece, token_id in model["vocab"].items()}
+    else:  # Unigram: pairs of piece and score, the id is the position
+        vocab = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    changes = {"vocab": vocab}
+    if model.get("unk_token") in names:
+        changes["unk_token"] = names[model["unk_token"]]
+    if "merges" in model:
+        prefix = model.get("continuing_subword_prefix") or ""
+        changes["merges"] = [
+            (left, right)
+            for left, right in model["merges"]
+            if not {left, right, left + right.removeprefix(prefix)} & names.keys()
+        ]
+    return json.dumps(
+        {**spec, "added_tokens": added, "model": {**model, **changes}, "truncation": None, "padding": None}
+    )
