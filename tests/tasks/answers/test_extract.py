@@ -117,7 +117,8 @@ def test_without_a_chat_template_the_columns_come_before_the_template(tmp_path: 
         ('a = { type = "VARCHAR", max_chars = -1 }', "[columns]: [a]: max_chars must be 1 or more, or left out"),
         ('a = { type = "VARCHAR", max_chars = 0 }', "[columns]: [a]: max_chars must be 1 or more, or left out"),
         ('a = { type = "INT[]", max_items = 0 }', "[columns]: [a]: max_items must be 1 or more, or left out"),
-        ('a = { type = "VARCHAR", pattern = "(" }', "[columns]: a: failed to compile JSON schema: regex parse error"),
+        ('a = { type = "VARCHAR", pattern = "(" }', "[columns]: [a]: pattern cannot be used: invalid regex"),
+        ('a = { type = "VARCHAR", pattern = "a)|(b" }', "[columns]: [a]: pattern cannot be used: invalid regex"),
         (
             'a = { type = "VARCHAR", pattern = "[0-9]{3}", max_chars = 2 }',
             "[columns]: a: failed to compile JSON schema",
