@@ -111,7 +111,7 @@ def leaf_ids(type_: Any) -> set[str]:
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # Lark takes no DEL
 
 
 def _whole_numbers(num_bits: int, *, is_signed: bool) -> str:
