@@ -53,6 +53,8 @@ class TextCodec:
             self._encoder = Tokenizer.from_str(rename_tokens(spec, self._stand_ins))
         except Exception as error:  # the Rust library raises plain Exception
             raise ModelError(f"tokenizer: cannot be rebuilt with renamed control tokens: {error}") from error
+        self._letter = tokenizer.encode("a", add_special_tokens=False).ids
+        self._num_letters = len(tokenizer.decode(self._letter))
         self._chat = chat
         for content, stand_in in self._stand_ins.items():
             expected, actual = control[content]["id"], self._encoder.token_to_id(stand_in)
@@ -142,8 +144,8 @@ class TextCodec:
         return limit if limit is not None and limit < 1 << 30 else None, getattr(self._chat, "truncation_side", "right")
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer, without its special tokens."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        """The text of an answer, without its special tokens; a space that it begins with is kept."""
+        return str(self.tokenizer.decode([*self._letter, *token_ids], skip_special_tokens=True)[self._num_letters :])
 
 
 def check_tokenizer(folder: Path) -> None:

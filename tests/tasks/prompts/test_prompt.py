@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -321,6 +322,18 @@ def test_load_reads_a_checkpoint_folder(tmp_path: Path) -> None:
     ids = tokenizer("the dog").input_ids
     assert codec.encode(["the dog"], add_special_tokens=False) == [ids]
     assert codec.decode([*ids, tokenizer.convert_tokens_to_ids("<|im_end|>")]) == "the dog"
+
+
+@pytest.mark.parametrize("make", [byte_level_bpe, metaspace_bpe, legacy_bpe, unigram])
+def test_an_answer_keeps_the_space_that_it_begins_with(
+    make: Callable[[], transformers.PreTrainedTokenizerFast],
+) -> None:
+    """A decoder of words takes it for the one that the tokenizer put in front of a text."""
+    codec = codec_of(make())
+    known, both = codec.encode(["no", "no the no"], add_special_tokens=False)
+    assert both[: len(known)] == known
+    assert codec.decode(both[len(known) :]) == " the no"
+    assert codec.decode([]) == ""
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
