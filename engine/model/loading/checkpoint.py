@@ -191,9 +191,8 @@ def find_eos_token_ids(language_model: Any) -> frozenset[int]:
 
 def rename_tokens(spec: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """A serialized tokenizer with the tokens of `names` renamed; they keep their ids, and are found beside any text."""
-    model, anywhere = spec["model"], {"single_word": False}
-    if '"Prepend"' in json.dumps(spec["normalizer"]):  # it would prepend a blank to the token's name, too
-        anywhere["normalized"] = False
+    model, prepends = spec["model"], '"Prepend"' in json.dumps(spec["normalizer"])  # a blank, to a token's name, too
+    anywhere = {"single_word": False} | ({"normalized": False} if prepends else {})
     added = [
         {**token, "content": names[token["content"]], **anywhere} if token["content"] in names else token
         for token in spec["added_tokens"]
@@ -212,6 +211,5 @@ def rename_tokens(spec: Mapping[str, Any], names: Mapping[str, str]) -> str:
             for left, right in model["merges"]
             if not {left, right, left + right.removeprefix(prefix)} & names.keys()
         ]
-    return json.dumps(
-        {**spec, "added_tokens": added, "model": {**model, **changes}, "truncation": None, "padding": None}
-    )
+    changed = {"added_tokens": added, "model": {**model, **changes}, "truncation": None, "padding": None}
+    return json.dumps({**spec, **changed})
