@@ -114,7 +114,8 @@ class Grammar:
 
     @classmethod
     def from_lark(cls, text: str, vocabulary: Vocabulary) -> "Grammar":
-        """Answers of a context-free grammar in llguidance's dialect of Lark. Raises as `Grammar`."""
+        """Answers of a context-free grammar in llguidance's dialect of Lark; control tokens are named by their ids, as
+        ``<[1]>``. Raises as `Grammar`."""
         return cls(text_source("lark", text), vocabulary)
 
     def __eq__(self, other: object) -> bool:
