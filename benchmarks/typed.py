@@ -156,7 +156,7 @@ class Bench:
         self.codec = TextCodec.load(folder)
         source = "start: " + object_grammar({name: column.grammar for name, column in COLUMNS.items()})
         engine = self.engine
-        vocabulary = Vocabulary(self.codec.tokenizer, vocab_size=engine.vocab_size, eos_token_ids=engine.eos_token_ids)
+        vocabulary = Vocabulary(self.codec.encoder, vocab_size=engine.vocab_size, eos_token_ids=engine.eos_token_ids)
         self.chunks, self.one_by_one = (kind.from_lark(source, vocabulary) for kind in (Grammar, OneByOneGrammar))
 
     def run(self, requests: Sequence[Request]) -> tuple[list[Completion], float, float]:

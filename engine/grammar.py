@@ -34,6 +34,9 @@ DAY = (
 )
 """A regular expression for the dates of the calendar, from 0001-01-01 on."""
 
+_NAMES = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords of a JSON schema whose value maps names to schemas."""
+
 JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python's ``json.dumps`` writes it: the form most common in training data, with one spelling of each key."""
 
@@ -157,7 +160,7 @@ def _with_calendar(schema: Any, *, is_names: bool = False) -> Any:
     held = {
         key: value
         if key in ("const", "enum", "default", "examples") and not is_names
-        else _with_calendar(value, is_names=not is_names and key in ("properties", "$defs", "definitions"))
+        else _with_calendar(value, is_names=not is_names and key in _NAMES)
         for key, value in schema.items()
     }
     if not is_names and held.get("format") in ("date", "date-time"):

@@ -8,10 +8,11 @@ import json
 from typing import Annotated, Any
 
 import duckdb
-from pydantic import StrictInt
+from pydantic import AfterValidator, StrictInt
 from pydantic.dataclasses import dataclass
 
 from engine.grammar import DAY
+from tasks.answers.grammar_source import check_pattern
 from tasks.answers.toml_value import CONFIG, must
 
 _TIMESTAMP = DAY + r"[ T]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]{1,6})?)?"
@@ -39,7 +40,7 @@ class Bounds:
     """
 
     max_chars: Count = 0
-    pattern: str = ""
+    pattern: Annotated[str, AfterValidator(check_pattern)] = ""
     max_items: Count = 0
 
     @property
@@ -110,7 +111,7 @@ def leaf_ids(type_: Any) -> set[str]:
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # Lark takes no DEL
 
 
 def _whole_numbers(num_bits: int, *, is_signed: bool) -> str:

@@ -33,7 +33,7 @@ def _compile_settings(settings: Mapping[str, Any], model: LoadedModel) -> dict[s
 
 @lru_cache(maxsize=1)
 def _make_vocabulary(codec: TextCodec, vocab_size: int, eos_token_ids: frozenset[int]) -> Vocabulary:
-    return Vocabulary(codec.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    return Vocabulary(codec.encoder, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
 
 
 @lru_cache(maxsize=16)

@@ -33,8 +33,8 @@ _COPY_VERSION = "2"
 
 
 class TextCodec:
-    """The tokenizer of one checkpoint. Safe to use from several threads. `tokenizer` is the checkpoint's own, not to be
-    changed."""
+    """The tokenizer of one checkpoint. Safe to use from several threads. `tokenizer` is the checkpoint's own, `encoder`
+    the same with control tokens that no text spells; neither is to be changed."""
 
     def __init__(self, tokenizer: Tokenizer, chat: Any = None) -> None:
         """Wrap a Rust tokenizer, whose control tokens are among its added tokens, without changing it. Raises
@@ -49,10 +49,10 @@ class TextCodec:
         self._stand_ins = {content: f"|control{secret}{i:06d}|" for i, content in enumerate(control)}
         self._trusted_pattern = _match_any(control)
         self.tokenizer = tokenizer
-        self._encoder = _rename_tokens(spec, self._stand_ins, getattr(chat, "bos_token", None))
+        self.encoder = _rename_tokens(spec, self._stand_ins, getattr(chat, "bos_token", None))
         self._chat = chat
         for content, stand_in in self._stand_ins.items():
-            expected, actual = control[content]["id"], self._encoder.token_to_id(stand_in)
+            expected, actual = control[content]["id"], self.encoder.token_to_id(stand_in)
             if actual != expected:
                 raise ModelError(f"tokenizer: control token {content!r} has id {expected}, but {actual} when rebuilt")
 
@@ -101,7 +101,7 @@ class TextCodec:
         """Token ids of each text, computed in parallel. Trusted parts of the texts went through `trust`, data did not.
         With `add_special_tokens` each text gets the tokens that the tokenizer puts around a plain one (beginning of
         sequence)."""
-        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        encodings = self.encoder.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def encode_labels(self, labels: Sequence[str], ending: str, spaces: str = "") -> list[tuple[int, ...]]:

@@ -214,10 +214,11 @@ def test_dates_of_a_schema_are_in_the_calendar(
     data = {"format": "date"}
     day = {"type": ["string", "null"], "format": "date", "examples": [data]}
     schema = {"type": "object", "properties": {name: day, "kind": {"const": data}}, "required": [name, "kind"]}
-    answer = json.dumps({name: text, "kind": data})
-    matcher = Grammar.from_json_schema(schema, vocabulary).new_matcher()
-    token_ids = AutoTokenizer.from_pretrained(tiny_llama).encode(answer, add_special_tokens=False)
-    assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) is is_allowed
+    matching = {"type": "object", "patternProperties": {name: day}, "additionalProperties": False}
+    for held, value in ((schema, {name: text, "kind": data}), (matching, {name: text})):
+        matcher = Grammar.from_json_schema(held, vocabulary).new_matcher()
+        token_ids = AutoTokenizer.from_pretrained(tiny_llama).encode(json.dumps(value), add_special_tokens=False)
+        assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) is is_allowed
 
 
 def test_forced_text_has_the_tokens_of_the_models_own_tokenizer(tiny_llama: Path, vocabulary: Vocabulary) -> None:

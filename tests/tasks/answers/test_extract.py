@@ -117,7 +117,8 @@ def test_without_a_chat_template_the_columns_come_before_the_template(tmp_path: 
         ('a = { type = "VARCHAR", max_chars = -1 }', "[columns]: [a]: max_chars must be 1 or more, or left out"),
         ('a = { type = "VARCHAR", max_chars = 0 }', "[columns]: [a]: max_chars must be 1 or more, or left out"),
         ('a = { type = "INT[]", max_items = 0 }', "[columns]: [a]: max_items must be 1 or more, or left out"),
-        ('a = { type = "VARCHAR", pattern = "(" }', "[columns]: a: failed to compile JSON schema: regex parse error"),
+        ('a = { type = "VARCHAR", pattern = "(" }', "[columns]: [a]: pattern cannot be used: invalid regex"),
+        ('a = { type = "VARCHAR", pattern = "a)|(b" }', "[columns]: [a]: pattern cannot be used: invalid regex"),
         (
             'a = { type = "VARCHAR", pattern = "[0-9]{3}", max_chars = 2 }',
             "[columns]: a: failed to compile JSON schema",
@@ -231,6 +232,7 @@ def cast(type_: str, text: str) -> Any:
         ("TIMESTAMP", ('"2024-02-29T23:59:59.999999"', '"2024-01-01 00:00"', '"2024-01-01 10:11:12"'),
          ('"2024-01-01"', '"2024-01-01 24:00"', '"2024-01-01 00:60"', '"2023-02-29 10:00"')),
         ("ENUM('a', 'it''s', 'q\"{')", ('"a"', '"it\'s"', '"q\\"{"'), ('"b"', '"A"', "a", '""')),
+        ("ENUM('\x7f', '\n')", (r'"\u007f"', r'"\n"'), ('"\x7f"', r'"\u000a"')),
         ("DOUBLE", ("1.5", "-0.001", "1e10", "2E-5"), ("NaN", "1.", "Infinity", "1e999", "1" * 10_000)),
         ("FLOAT", ("1.5", "9.5e20"), ("1e39",)),
         ("BOOLEAN", ("true", "false"), ("1", '"true"', "TRUE")),
