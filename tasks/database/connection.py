@@ -25,6 +25,10 @@ CONNECTION_OPTIONS: Mapping[str, str | bool] = {
 NO_DATABASE = "{} cannot be opened: not a valid DuckDB database file; name a DuckDB file, and others with --attach"
 
 
+INTERRUPTED = re.compile(r"\AQuery interrupted\Z|executing the UDF: (KeyboardInterrupt|SystemExit)")
+"""DuckDB's messages where a signal came during a query: what its handler raised is lost."""
+
+
 def quote_identifier(name: str) -> str:
     """A table or column name quoted for SQL; no other place quotes identifiers. Raises `DatabaseError` for an empty
     name or one with a NUL, which no identifier can hold."""
@@ -105,6 +109,7 @@ def connect(
             80% of the machine's memory.
     Raises:
         DatabaseError: no such file, not a DuckDB file, locked (the message names the process id), or an error of SQL.
+        KeyboardInterrupt: a signal that ends the process came during a query.
     """
     connection = _open(Path(path), read_only=read_only, create=create, lock_timeout_seconds=lock_timeout_seconds)
     try:
@@ -114,8 +119,12 @@ def connect(
         if memory_limit is not None:
             set_option(connection, "memory_limit", memory_limit)
         yield connection
-    except duckdb.Error as error:
-        raise DatabaseError(f"{path}: {explain(error)}{describe_full_disk(path, error)}") from error
+    except Exception as error:
+        if INTERRUPTED.search(str(error)):
+            raise KeyboardInterrupt from error
+        if isinstance(error, duckdb.Error):
+            raise DatabaseError(f"{path}: {explain(error)}{describe_full_disk(path, error)}") from error
+        raise
     finally:
         connection.close()
 
