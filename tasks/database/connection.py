@@ -10,7 +10,6 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.database.messages import describe_full_disk, explain
 
 MEMORY_LIMIT = "2GB"
 """DuckDB's memory limit while a night reads or writes; joins that need more spill to disk."""
@@ -23,10 +22,6 @@ CONNECTION_OPTIONS: Mapping[str, str | bool] = {
 """Settings of DuckDB for each connection."""
 
 NO_DATABASE = "{} cannot be opened: not a valid DuckDB database file; name a DuckDB file, and others with --attach"
-
-
-INTERRUPTED = re.compile(r"\AQuery interrupted\Z|executing the UDF: (KeyboardInterrupt|SystemExit)")
-"""DuckDB's messages where a signal came during a query: what its handler raised is lost."""
 
 
 def quote_identifier(name: str) -> str:
@@ -109,7 +104,6 @@ def connect(
             80% of the machine's memory.
     Raises:
         DatabaseError: no such file, not a DuckDB file, locked (the message names the process id), or an error of SQL.
-        KeyboardInterrupt: a signal that ends the process came during a query.
     """
     connection = _open(Path(path), read_only=read_only, create=create, lock_timeout_seconds=lock_timeout_seconds)
     try:
@@ -120,11 +114,9 @@ def connect(
             set_option(connection, "memory_limit", memory_limit)
         yield connection
     except Exception as error:
-        if INTERRUPTED.search(str(error)):
-            raise KeyboardInterrupt from error
-        if isinstance(error, duckdb.Error):
-            raise DatabaseError(f"{path}: {explain(error)}{describe_full_disk(path, error)}") from error
-        raise
+        from tasks.database.opening import raise_plainly  # imported only when needed
+
+        raise_plainly(path, error)
     finally:
         connection.close()
 
