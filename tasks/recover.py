@@ -64,21 +64,21 @@ def recover_runs(database: Path) -> list[Run]:
     Call it inside `hold_database`, see `sweep_runs`. A run with damaged artifacts, or with other columns than its
     workload has now, is discarded, so that its rows are answered again. A run whose workload cannot be read, or whose
     answers do not fit the tables, stays as it is. Both are warnings, because tonight's run can do its work. Raises
-    `DatabaseError` if the database is locked, or its file cannot be written.
+    `DatabaseError` if the database is locked, or its file cannot be written, `ArtifactError` if a run's folder cannot.
     """
     written = []
     for run in sweep_runs(database):
         run_id = run.record.run_id
         use_exchange(Path(run.folder), lambda exchange: exchange.take())
+        if "requests" not in run.artifacts:
+            _discard(run)
+            continue
+        if run.record.status == "running":
+            if _has_tried_rows(run):
+                set_isolation(run.database, run.record.workload, is_needed=True)
+            run.end("interrupted", "its process ended")
         try:
             workload = load_workload(run.record.workload_source)
-            if "requests" not in run.artifacts:
-                _discard(run)
-                continue
-            if run.record.status == "running":
-                if _has_tried_rows(run):
-                    set_isolation(run.database, run.record.workload, is_needed=True)
-                run.end("interrupted", "its process ended")
             if workload.prompt.layout == "auto":
                 from tasks.layouts.kept import use_kept
 
@@ -86,7 +86,6 @@ def recover_runs(database: Path) -> list[Run]:
             workload = bind_again(workload, run.record.model, run.record.model_digest)
             _check_answers(workload, run.record)
             summary = write_run(run, workload)
-            run.finish()
         except ArtifactError as error:
             LOGGER.warning("run %s cannot be recovered, its rows will be answered again: %s", run_id, error)
             _discard(run)
@@ -95,6 +94,7 @@ def recover_runs(database: Path) -> list[Run]:
                 raise
             LOGGER.warning("run %s cannot be written, its answers stay in %s: %s", run_id, run.folder, error)
         else:
+            run.finish()
             LOGGER.info("recovered run %s: %s", run_id, summary.text)
             if summary.num_rows:
                 written.append(run)

@@ -86,7 +86,8 @@ def _replace_answers(
         "part_columns": list(kind.written.values()),
         "types": kind.columns,
     }
-    first_written = execute(connection, "write/run_created_at", this_run, **names).fetchall()[0][0]
+    time_of_run = this_run | {"now": datetime.now(UTC)}
+    created_at = execute(connection, "write/run_created_at", time_of_run, **names).fetchall()[0][0]
     execute(connection, "write/delete_run_rows", this_run, **names)
     if requests is None:
         return
@@ -94,7 +95,7 @@ def _replace_answers(
         "requests": requests.path,
         "keys": list(workload.key),
         "model": run.model,
-        "created_at": first_written or datetime.now(UTC),
+        "created_at": created_at,
     }
     paths = [ref.path for ref in parts]
     refused = (requests,) if kind.question_digests else (requests, tokens)

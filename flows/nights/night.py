@@ -12,7 +12,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from engine.errors import ConfigError, DatabaseError, NightError
+from engine.errors import ArtifactError, ConfigError, DatabaseError, NightError
 from flows.command.run_flow import prepare_console
 from flows.nights.check import find_problems
 from flows.nights.night_file import NightPlan, load_night
@@ -237,7 +237,7 @@ def answer_batch(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSu
             LOGGER.warning("%s: not answered as one batch, but one by one: %s", names, " ".join(str(error).split()))
         try:
             recover_runs(night.source.database)  # answers not written yet: their rows would be answered again
-        except DatabaseError as error:
+        except (ArtifactError, DatabaseError) as error:
             return {workload.name: error for workload in workloads}
     results: dict[str, RunSummary | Exception] = {}
     for workload in workloads:

@@ -10,7 +10,6 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.database.messages import describe_full_disk, explain
 
 MEMORY_LIMIT = "2GB"
 """DuckDB's memory limit while a night reads or writes; joins that need more spill to disk."""
@@ -114,8 +113,10 @@ def connect(
         if memory_limit is not None:
             set_option(connection, "memory_limit", memory_limit)
         yield connection
-    except duckdb.Error as error:
-        raise DatabaseError(f"{path}: {explain(error)}{describe_full_disk(path, error)}") from error
+    except Exception as error:
+        from tasks.database.opening import raise_plainly  # imported only when needed
+
+        raise_plainly(path, error)
     finally:
         connection.close()
 

@@ -4,12 +4,13 @@ import logging
 import re
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import duckdb
 
 from engine.errors import DatabaseError
 from tasks.database.connection import NO_DATABASE
-from tasks.database.messages import explain
+from tasks.database.messages import describe_full_disk, explain
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -57,6 +58,19 @@ def wait_and_open(
             return duckdb.connect(str(path), read_only=read_only)
         except duckdb.Error as again:
             error = again
+
+
+INTERRUPTED = re.compile(r"\AQuery interrupted\Z|executing the UDF: (KeyboardInterrupt|SystemExit)")
+"""DuckDB's messages where a signal came during a query: what its handler raised is lost."""
+
+
+def raise_plainly(path: str | Path, error: Exception) -> NoReturn:
+    """Raise `KeyboardInterrupt` if a signal ended a query, `DatabaseError` for an error of DuckDB, else the error."""
+    if INTERRUPTED.search(str(error)):
+        raise KeyboardInterrupt from error
+    if isinstance(error, duckdb.Error):
+        raise DatabaseError(f"{path}: {explain(error)}{describe_full_disk(path, error)}") from error
+    raise error
 
 
 def _find_holder(message: str) -> str:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from prefect import flow
 
-from engine.errors import DatabaseError
+from engine.errors import ArtifactError, DatabaseError
 from engine.execution.step_record import StepRecord
 from flows.workload_run import end_run, write_rows
 from tasks.infer import infer
@@ -165,6 +165,19 @@ def test_a_database_that_may_not_grow_keeps_the_answers_and_ends_the_night(night
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [left.record.run_id for left in sweep_runs(nights.path)] == [run.record.run_id]
+
+
+def test_a_run_whose_end_cannot_be_noted_stays_and_ends_the_night(nights: Any) -> None:
+    """The disk on which a night died is still full; its answers wait until there is room."""
+    run = begin_run(nights)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(ArtifactError, match=r"manifest\.json cannot be written: File too large"):
+            recover_runs(nights.path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [left.record.run_id for left in recover_runs(nights.path)] == [run.record.run_id]
 
 
 def test_a_database_that_cannot_be_written_is_found_before_any_work(nights: Any) -> None:

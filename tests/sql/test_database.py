@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -212,3 +213,17 @@ def test_every_statement_has_a_header_and_is_lower_case() -> None:
         assert not keywords, f"{file.name}: {keywords[0]}"
         if file.name != "schema.sql":
             assert ";" not in code, f"{file.name} holds more than one statement"
+
+
+def test_ctrl_c_during_a_query_is_ctrl_c(database: Path) -> None:
+    """DuckDB reports what a signal's handler raises as an error of its own: of the function, or of no known type."""
+
+    def interrupt(values: pa.ChunkedArray) -> pa.Array:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), connect(database) as connection:
+        connection.create_function("interrupt", interrupt, ["integer"], "integer", type="arrow").execute(
+            "select interrupt(1)"
+        )
+    with pytest.raises(KeyboardInterrupt), connect(database):
+        raise RuntimeError("Query interrupted")

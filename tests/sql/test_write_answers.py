@@ -101,6 +101,18 @@ def test_an_old_run_written_again_stays_old(night: Any) -> None:
     assert night.sql("select count(*) from snippets") == [(6,)]
 
 
+def test_an_answer_is_the_newest_where_the_clock_was_set_back(night: Any) -> None:
+    night.run()
+    night.sql("update snippets set created_at = created_at + interval 1 year")
+    night.sql("update documents set body = 'new'")
+    night.run()
+    assert night.sql("select distinct snippet from latest_snippets order by all") == [
+        ("new / query 1",),
+        ("new / query 2",),
+    ]
+    assert night.prepare().read.num_selected == 0
+
+
 def test_unfinished_parts_stay_to_be_done_and_can_be_added(night: Any) -> None:
     run = night.prepare(num_parts=3)
     whole, run.parts = run.parts, run.parts[:1]
