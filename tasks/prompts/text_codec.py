@@ -29,8 +29,6 @@ from tasks.storage.artifact import replace_file
 if TYPE_CHECKING:
     from tasks.prompts.text_cuts import TextCuts
 
-_COPY_VERSION = "2"
-
 
 class TextCodec:
     """The tokenizer of one checkpoint. Safe to use from several threads. `tokenizer` is the checkpoint's own, `encoder`
@@ -172,8 +170,8 @@ def load_tokenizer(folder: Path) -> Any:
 
 def _find_copy(folder: Path) -> Path:
     """The copy's path, with a digest of its version, the tokenizer's files, and the versions of their libraries."""
-    versions = [importlib.metadata.version(name) for name in ("transformers", "tokenizers")]
-    digest = hashlib.sha256(" ".join([_COPY_VERSION, *versions]).encode())
+    versions = ["copy 2", *map(importlib.metadata.version, ("transformers", "tokenizers"))]
+    digest = hashlib.sha256(" ".join(versions).encode())
     for file in sorted(folder.glob("*")):
         if file.name in ("config.json", *TOKENIZER_FILES):
             digest.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
