@@ -26,9 +26,6 @@ from tasks.storage.plan_file import PlanSummary, read_all_rows, read_plan_summar
 from tasks.workers.engine_team import EngineTeam
 from tasks.workloads.workload import Workload
 
-SIMULATED = ("LRU cache of blocks", "as run")
-"""Beginnings of the names of policies that are simulated, without rows that do not fit into the KV memory."""
-
 
 @task(name="explain", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def explain(
@@ -66,7 +63,8 @@ def explain(
     with run.measure("order fields"):
         row_ids = np.unique(rows.row_id // len(workload.kind.suffixes))
         orders = order_fields(found.requests, row_ids, workload.prompt)
-    prediction, kept, num_lost = None, None, 0
+    prediction = kept = None
+    num_lost: dict[str, int] = {}  # tokens of rows that do not fit, by the policies that are simulated
     if rows.num_rows:
         with run.measure("simulate"):
             answer = read_answer_length(run.database, workload)
@@ -78,9 +76,10 @@ def explain(
         kept = KeptPrefixes.measure(rows, team.engine, hardware, run.database)
         where = "one partition" if summary.num_partitions == 1 else f"{summary.num_partitions:,} partitions"
         as_run = f"as run, in {where}" + (", without rows that do not fit" if prediction.num_oversized_rows else "")
-        counts = {"none": counts.pop("none"), "LRU cache of blocks, table order": cached, **counts}
+        lru = "LRU cache of blocks, table order"
+        counts = {"none": counts.pop("none"), lru: cached, **counts}
         counts[as_run] = prediction.run.num_prompt_tokens  # partitions share nothing; preempted work is repeated
-        num_lost = prediction.num_oversized_tokens
+        num_lost = dict.fromkeys((lru, as_run), prediction.num_oversized_tokens)
 
     def find_ratio(num_tokens: int) -> float:
         return 1.0 - num_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
@@ -90,7 +89,7 @@ def explain(
         SharingPolicy(
             name=name,
             num_processed_tokens=count,
-            token_saving_ratio=find_ratio(count + num_lost * name.startswith(SIMULATED)),  # what is lost is not saved
+            token_saving_ratio=find_ratio(count + num_lost.get(name, 0)),  # what is lost is not saved
         )
         for name, count in counts.items()
     )
@@ -122,7 +121,7 @@ def _count_tokens(rows: Plan, num_distinct_tokens: int, method: PlanMethod, bloc
         "identical prompts once": num_distinct_tokens,
         "one level, paper": processed["paper"],
         "one level, exact": processed["exact"],
-        f"{method}, with{'out' * (block_size is None)} shared runs on paths": planned.num_processed_tokens,
+        f"{method}, {'without' if block_size is None else 'with'} shared runs on paths": planned.num_processed_tokens,
     }
 
 

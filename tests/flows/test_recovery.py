@@ -1,7 +1,6 @@
 """Runs that do not complete: stopped from outside, killed, damaged, or unable to write to the database."""
 
 import logging
-import resource
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from tasks.runs.progress import PartitionProgress
 from tasks.runs.run import Run
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workloads.workload import load_workload
+from tests.full_disk import files_of_at_most
 from tests.sources import make_job, make_source
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -157,26 +157,17 @@ def test_a_killed_run_whose_workload_was_changed_does_not_keep_the_night(
 def test_a_database_that_may_not_grow_keeps_the_answers_and_ends_the_night(nights: Any) -> None:
     """DuckDB says so when the transaction is committed."""
     run = begin_run(nights)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(DatabaseError, match=r"File too large; [\d,]+ bytes free in"):
-            recover_runs(nights.path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with files_of_at_most(4096), pytest.raises(DatabaseError, match=r"File too large; [\d,]+ bytes free in"):
+        recover_runs(nights.path)
     assert [left.record.run_id for left in sweep_runs(nights.path)] == [run.record.run_id]
 
 
 def test_a_run_whose_end_cannot_be_noted_stays_and_ends_the_night(nights: Any) -> None:
     """The disk on which a night died is still full; its answers wait until there is room."""
     run = begin_run(nights)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        with pytest.raises(ArtifactError, match=r"manifest\.json cannot be written: File too large"):
-            recover_runs(nights.path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    message = r"manifest\.json cannot be written: File too large"
+    with files_of_at_most(0), pytest.raises(ArtifactError, match=message):
+        recover_runs(nights.path)
     assert [left.record.run_id for left in recover_runs(nights.path)] == [run.record.run_id]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from tasks.recover import sweep_runs
 from tasks.runs.run import Run, hold_database, new_run_id
 from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder, write_parquet
+from tests.full_disk import files_of_at_most
 
 SCHEMA = pa.schema([("row_id", pa.int64())])
 BATCH = pa.record_batch([pa.array([1, 2], pa.int64())], schema=SCHEMA)
@@ -217,11 +217,6 @@ def test_one_run_at_a_time_and_a_killed_one_lets_go(database: Path) -> None:
 
 
 def test_a_full_disk_is_named_where_the_lock_cannot_be_written(database: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-        message = r"lock cannot be written: File too large; [\d,]+ bytes free in "
-        with pytest.raises(ArtifactError, match=message), hold_database(database):
-            pytest.fail("held without a lock")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    message = r"lock cannot be written: File too large; [\d,]+ bytes free in "
+    with files_of_at_most(0), pytest.raises(ArtifactError, match=message), hold_database(database):
+        pytest.fail("held without a lock")

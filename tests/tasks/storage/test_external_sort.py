@@ -2,7 +2,6 @@
 
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from engine.errors import ArtifactError, DatabaseError
 from tasks.storage.batches import sort_batches
+from tests.full_disk import files_of_at_most
 
 SCHEMA = pa.schema(
     [
@@ -143,10 +143,6 @@ def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, monkeypatch: pytest
     ]
     found = sort_batches(batches, "key", tmp_path)
     assert len(list(islice(found, num_read))) == num_read
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, limits[1]))
-    try:
-        with pytest.raises(ArtifactError, match=f"{tmp_path}: no room for temporary files there: .*File too large"):
-            list(found)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    message = f"{tmp_path}: no room for temporary files there: .*File too large"
+    with files_of_at_most(1 << 10), pytest.raises(ArtifactError, match=message):
+        list(found)

@@ -2,7 +2,6 @@
 
 import os
 import random
-import resource
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 import tasks.storage.spill_file
 from engine.errors import ArtifactError
 from tasks.storage.spill_file import SpillFile
+from tests.full_disk import files_of_at_most
 
 TEXTS = ["", "a", "ß" * 40, "\0", "long " * 500]
 
@@ -83,12 +83,7 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_by_the_write_that_found_it_full(tmp_path: Path) -> None:
-    """The text is smaller than what files buffer; a limit on the size of files stands for the disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with SpillFile(tmp_path) as store:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-        try:
-            with pytest.raises(ArtifactError, match="no room for temporary files there"):
-                store.put_once(pa.array(["a" * 2000], pa.large_string()), ["a"])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    """The text is smaller than what files buffer."""
+    message = "no room for temporary files there"
+    with SpillFile(tmp_path) as store, files_of_at_most(1000), pytest.raises(ArtifactError, match=message):
+        store.put_once(pa.array(["a" * 2000], pa.large_string()), ["a"])
