@@ -28,10 +28,11 @@ def start_child(
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+            # -P: a user's folder `tasks` or `sql` in the working directory must not stand in for ours.
+            [sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments],
             pass_fds=(theirs.fileno(), *pass_fds),
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(environment or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **(environment or {})},
             start_new_session=True,
         )
     return ours, process
