@@ -96,8 +96,8 @@ def advise(
     Args:
         workload: name of a shipped workload, its TOML file, or a night file; all rows of its query count, answered or
             not; nothing is written, no model is loaded
-        database: DuckDB file with the rows
-        model: checkpoint folder, GGUF file or hub id, whose tokenizer is used
+        database: DuckDB file with the rows; a night file names its own
+        model: checkpoint folder, GGUF file or hub id, whose tokenizer is used; a night file names its own
         attach: NAME=PATH of what the query may read as NAME
         json: print JSON instead of tables
     """
