@@ -71,7 +71,7 @@ def show_advice(advice: LayoutAdvice, console: Console) -> None:
     if advice.costs:
         written = advice.costs[0].num_computed_tokens
         title = f"Prompt tokens to compute, of {advice.num_prompt_tokens:,}"
-        table = make_table(title, ("layout", "parts"), ("computed", "as written"))
+        table = make_table(title, ("layout", "parts"), ("computed", "difference"))
         for cost in advice.costs:
             parts = "; ".join(order or "(fixed)" for order in cost.orders)
             ratio = cost.num_computed_tokens / written - 1 if written else 0.0
