@@ -45,9 +45,9 @@ class EngineConfig:
     there to compare with; auto: native where there is a C++ compiler, fused on a GPU"""
     block_size: Annotated[int, Field(ge=1)] = 32
     """tokens in one KV block; native attention takes multiples of 32"""
+    # S_chunk of BatchLLM, section 4.3.3.
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """most tokens in one step of the model (S_chunk of BatchLLM section 4.3.3); auto: on a CPU 2,048, on a GPU
-    8,192 or more if its memory allows"""
+    """most tokens in one step of the model; auto: on a CPU 2,048, on a GPU 8,192 or more if its memory allows"""
     # M_threshold. Free memory is measured when the engine is loaded: on a GPU after a full step and CUDA graphs.
     kv_memory_bytes: int | Literal["auto"] = "auto"
     """memory for KV, such as 512MiB or 4GB; auto: the share memory_fraction of the free memory"""

@@ -71,7 +71,7 @@ def show_advice(advice: LayoutAdvice, console: Console) -> None:
     if advice.costs:
         written = advice.costs[0].num_computed_tokens
         title = f"Prompt tokens to compute, of {advice.num_prompt_tokens:,}"
-        table = make_table(title, ("layout", "parts"), ("computed", "as written"))
+        table = make_table(title, ("layout", "parts"), ("computed", "difference"))
         for cost in advice.costs:
             parts = "; ".join(order or "(fixed)" for order in cost.orders)
             ratio = cost.num_computed_tokens / written - 1 if written else 0.0
@@ -96,8 +96,8 @@ def advise(
     Args:
         workload: name of a shipped workload, its TOML file, or a night file; all rows of its query count, answered or
             not; nothing is written, no model is loaded
-        database: DuckDB file with the rows
-        model: checkpoint folder, GGUF file or hub id, whose tokenizer is used
+        database: DuckDB file with the rows; a night file names its own
+        model: checkpoint folder, GGUF file or hub id, whose tokenizer is used; a night file names its own
         attach: NAME=PATH of what the query may read as NAME
         json: print JSON instead of tables
     """

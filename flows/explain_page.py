@@ -75,7 +75,7 @@ def _run_facts(prediction: Prediction) -> list[tuple[str, str]]:
         f"{name} {seconds / run.seconds:.0%}" for name, seconds in run.seconds_by_resource.items() if seconds
     )
     in_layers = [
-        f"{num_bytes:,} bytes in layers that see {f'the last {window:,} tokens' if window else 'all'}"
+        f"{num_bytes:,} bytes in layers that see {f'the last {window:,} tokens' if window else 'all tokens'}"
         for window, num_bytes in sorted(kv.bytes_per_token.items())
     ]
     num_engines = prediction.num_engines

@@ -3,14 +3,15 @@
 from typing import Any
 
 COMMANDS = {
-    "nightly": "Answer the rows of a database that have no answer yet. batchloom nightly NIGHT.toml runs a night file.",
-    "explain": "Predict what the nightly flow would do and how long it would take, without loading the model.",
-    "evaluate": "Compare answers with gold rows or another run: accuracy, F1, nDCG, calibration, with intervals.",
-    "calibrate": "Fit probabilities to gold rows, so that answers given with 90% are right nine times in ten.",
-    "compare": "Answer a sample of rows with two prompts and show which answers change.",
+    "nightly": "Answer the rows of a database that have no answer yet. batchloom nightly NIGHT.toml [--until 06:00] "
+    "runs a night file.",
     "check": "Find the errors of a night file, in seconds, without loading a model.",
+    "explain": "Predict what the nightly flow would do and how long it would take, without loading the model.",
     "advise": "Show how many tokens the order of a prompt's fields and instructions costs, and the best order.",
     "report": "Write the report of a run: one HTML file that needs no other file.",
+    "evaluate": "Compare answers with gold rows or another run: accuracy, F1, nDCG, calibration, with intervals.",
+    "compare": "Answer a sample of rows with two prompts and show which answers change.",
+    "calibrate": "Fit probabilities to gold rows, so that answers given with 90% are right nine times in ten.",
     "demo": "Run the nightly flow on a demo database and show its results.",
 }
 """Their help texts, in the order of `batchloom --help`."""

@@ -1,6 +1,7 @@
 """Wrong options of the command line, described in one line."""
 
 from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
 from itertools import pairwise
 
 from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
@@ -52,7 +53,9 @@ def describe_usage(error: CycloptsError, command: str, options: Collection[str])
         if is_unnamed and command == "compare":
             return "two workloads are needed: batchloom compare OLD.toml NEW.toml"
         if not error.argument.tokens and error.keyword is None:
-            return f"{shown if is_unnamed else error.argument.name} is missing"
+            near = get_close_matches(error.argument.name, error.unused_tokens or (), n=1)
+            why = f"; {near[0]} is no option" if near else ""
+            return f"{shown if is_unnamed else error.argument.name} is missing{why}"
     if isinstance(error, UnusedCliTokensError):
         tokens = ", ".join(error.unused_tokens or ())
         return f"{tokens}: belongs to no option (several values are given as --option A --option B)"

@@ -85,7 +85,7 @@ def _parse(command: str, options: Mapping[str, _Option], arguments: Sequence[str
         option = options[name]
         parameter = Parameter(
             name=_flag(name),
-            help=option.help,
+            help=option.help and option.help.removesuffix("."),
             group=option.group if shows_all else "Parameters",
             show=(shows_all or name in SHOWN_FIRST) and name != "file",
             show_default=show_default,

@@ -61,7 +61,7 @@ def compare(
     Args:
         database: DuckDB file with the input tables, and the gold rows if any.
         model: checkpoint folder, GGUF file or Hugging Face hub id of a language model.
-        workloads: two with the same key: the old one, then the new one.
+        workloads: two workloads with the same key, named or as TOML files: the old one, then the new one.
         sample: number of rows of the new workload that both answer.
         gold: table or view with expected values, as for evaluate.
         engine: how the model computes.

@@ -57,7 +57,7 @@ def list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Worklo
     try:
         query = execute(connection, "read/request_columns", {"requests_sql": workload.requests_sql})
     except duckdb.Error as error:
-        raise DatabaseError(f"{database}: {explain(error)}, which workload {workload.name!r} reads") from error
+        raise DatabaseError(f"{database}: in the query of workload {workload.name!r}: {explain(error)}") from error
     return {column[0]: str(column[1]) for column in query.description or ()}
 
 

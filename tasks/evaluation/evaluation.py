@@ -106,7 +106,7 @@ def evaluate_answers(
             answered, two rows with one key, a value that cannot be an answer, or no key that was answered.
     """
     if gold is None and against is None:
-        raise DatabaseError("nothing to compare the answers with: name a gold table, or another run")
+        raise DatabaseError("nothing to compare the answers with: give --gold TABLE or --against RUN_ID")
     evaluation = Evaluation(
         evaluation_id=new_run_id(workload.name),
         workload=workload.name,

@@ -16,7 +16,8 @@ from flows.quality.compare import compare
 from flows.quality.evaluate import evaluate
 from tasks.database.connection import connect
 from tasks.database.demo_database import build_demo_database, read_demo_contents
-from tasks.database.schema import create_schema
+from tasks.database.schema import check_requests, create_schema
+from tasks.workloads.workload import load_workload
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -96,14 +97,26 @@ def test_the_readmes_queries_run_and_give_the_columns_it_shows(tmp_path: Path) -
 
 
 def test_views_of_tables_that_are_there_serve_as_inputs(tmp_path: Path) -> None:
-    (setup,) = read_blocks(README, "sql setup")
+    (setup,) = read_blocks(ROOT / "docs" / "tables.md", "sql setup")
     with connect(tmp_path / "mails.duckdb", create=True) as connection:
-        connection.execute("create table mails (id text, subject text, text text)")
+        connection.execute("create table mails (id text, subject text, body text)")
         connection.execute("insert into mails values ('m1', 'Hello', 'I would like my money back.')")
         connection.execute(setup)
         create_schema(connection)
         assert connection.execute("select doc_id, query_id from snippet_requests").fetchall() == [("m1", "q1")]
         assert connection.execute("select count(*) from latest_snippets").fetchone() == (0,)
+
+
+def test_the_readmes_workload_is_one(tmp_path: Path) -> None:
+    for name, language in (("select_mails.sql", "sql"), ("triage.toml", "toml")):
+        (tmp_path / name).write_text(*read_blocks(README, f"{language} {name}"), encoding="utf-8")
+    workload = load_workload(str(tmp_path / "triage.toml"))
+    with connect(tmp_path / "mails.duckdb", create=True) as connection:
+        connection.execute("create table mails (id integer, subject text, body text)")
+        check_requests(connection, workload, "mails.duckdb")
+        create_schema(connection, workload)
+        (query,) = read_blocks(README, "sql latest_triage")
+        assert connection.execute(query).fetchall() == []
 
 
 def test_the_readme_names_every_folder() -> None:

@@ -301,7 +301,8 @@ def test_help_shows_arguments_and_defaults(tmp_path: Path, capsys: pytest.Captur
         assert "--file" not in shown
     assert batchloom(["nightly", "--help-all"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", "").split())
-    assert "path of a TOML file. [default: snippets, ranking]" in shown
+    assert "path of a TOML file [default: snippets, ranking]" in shown
+    assert ". [" not in shown, "help texts end without a full stop, wherever they come from"
     assert "0: torch decides [default: 0]" in shown
     assert not re.findall(r"default: (?:False|None|\(\)|\])", shown)
     assert "╭─ When the run tries again, and when it gives up ──" in shown
@@ -318,7 +319,8 @@ def test_what_is_missing_is_named(nights: Any, tmp_path: Path, capsys: pytest.Ca
     night.write_text("")
     for arguments, message in (
         (["nightly"], "nightly: --database is missing"),
-        (["nightly", *nights.inputs[:2]], "nightly: --model is missing"),
+        (["nightly", *nights.inputs[:2]], "nightly: --model is missing\n"),
+        (["nightly", *nights.inputs[:2], "--modle", "x"], "nightly: --model is missing; --modle is no option\n"),
         (["nightly", "--full", "night.toml"], "nightly: a night file comes before the options: batchloom nightly"),
         (["nightly", "--full", "--workload", "mine.toml"], "nightly: --database is missing"),
         (["nightly", "--database"], "nightly: Parameter --database requires an argument."),
@@ -355,7 +357,7 @@ def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert batchloom([]) == 0
     listed = capsys.readouterr().out
     assert batchloom(["weekly"]) == 2
-    known = "nightly, explain, evaluate, calibrate, compare, check, advise, report, demo"
+    known = "nightly, check, explain, advise, report, evaluate, compare, calibrate, demo"
     assert capsys.readouterr().err == f"batchloom: no command 'weekly'; there are {known}\n"
     for name in COMMANDS:
         assert f"  {name} " in listed

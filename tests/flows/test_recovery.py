@@ -131,7 +131,7 @@ def test_a_run_of_a_lost_workload_stays_and_does_not_keep_the_night(
     [
         (('key = ["doc_id", "query_id"]', 'key = ["doc_id", "query_text"]'), "the key of the answers were changed in"),
         (('answer_column = "snippet"', 'answer_column = "text"'), "the columns of the answers were changed in"),
-        (("select_snippet_requests.sql", "gone.sql"), "no table or view 'dropped', which workload 'mine' reads"),
+        (("select_snippet_requests.sql", "gone.sql"), "in the query of workload 'mine': no table or view 'dropped'"),
     ],
 )
 def test_a_killed_run_whose_workload_was_changed_does_not_keep_the_night(

@@ -227,8 +227,11 @@ def test_a_repeated_pair_is_answered_twice_then_done(night: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("drop table documents", "no table or view 'documents', which workload 'snippets' reads"),
-        ("alter table documents drop body", "table 'documents' has no column 'body', which workload 'snippets' reads"),
+        ("drop table documents", "in the query of workload 'snippets': no table or view 'documents'"),
+        (
+            "alter table documents drop body",
+            "workload 'snippets': table 'documents' has no column 'body'",
+        ),
         ("alter table queries rename query_id to id", "table 'queries' has no column 'query_id'"),
         ("alter table snippet_requests drop query_id", "table 'snippet_requests' has no column 'query_id'"),
         ("alter table snippets drop content_key", "table 'snippets' has no column 'content_key'"),

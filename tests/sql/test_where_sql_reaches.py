@@ -73,7 +73,8 @@ def test_no_file_is_read_that_is_not_attached(
     private = exports.parent / "private" / "notes.csv"
     workload = make_workload(query.format(private=private, exports=exports))
     attach = {"exports": str(exports)} if is_attached else {}
-    with pytest.raises(DatabaseError, match=r"no right to read .*to allow it, add .*workload 'notes' reads") as caught:
+    message = r"in the query of workload 'notes': no right to read .*to allow it, add "
+    with pytest.raises(DatabaseError, match=message) as caught:
         read.fn(make_source(night.path, attach=attach), workload, make_folder(night))
     assert "add [attach] and " in str(caught.value)
     assert "--attach " in str(caught.value)

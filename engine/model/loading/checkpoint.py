@@ -43,7 +43,8 @@ def resolve_checkpoint(model: str | Path) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelError(f"model {str(model)!r}: the folder holds no config.json")
+            hint = "".join(f"; to use its GGUF file, name {file}" for file in sorted(path.glob("*.gguf"))[:1])
+            raise ModelError(f"model {str(model)!r}: the folder holds no config.json{hint}")
         if not any(path.glob("*.safetensors")) and not (path / GGUF_TENSORS).is_file():
             raise ModelError(f"model {str(model)!r}: the folder holds no *.safetensors file")
         return path

@@ -59,6 +59,13 @@ def test_a_gguf_file_whose_configuration_cannot_be_kept_names_the_setting(
         resolve_checkpoint(smollm2_gguf)
 
 
+def test_a_folder_with_a_gguf_file_is_told_to_name_it(smollm2_gguf: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"the folder holds no config\.json$"):
+        resolve_checkpoint(tmp_path)
+    with pytest.raises(ModelError, match=f"no config.json; to use its GGUF file, name {smollm2_gguf}$"):
+        resolve_checkpoint(smollm2_gguf.parent)
+
+
 def test_a_gguf_file_is_checked_without_torch(smollm2_gguf: Path) -> None:
     """A night with nothing new to do ends before it would be imported."""
     folder = resolve_checkpoint(smollm2_gguf)
