@@ -159,7 +159,7 @@ def _simulate(
         num_engines=team.num_engines,
         seconds=found.seconds,
         run=run,
-        what_ifs=try_settings(simulate, config, kv_bytes, run, found.partition_seconds),
+        what_ifs=try_settings(simulate, config, kv_bytes, hardware.free_bytes, run, found.partition_seconds),
     )
 
 
