@@ -148,6 +148,26 @@ def test_rows_that_do_not_fit_are_not_saved(nights: Any, tmp_path: Path) -> None
     assert found[1][2] == pytest.approx(run.num_cached_tokens / run.num_prompt_tokens)
 
 
+def test_rows_of_several_prompts_are_counted_as_rows(nights: Any, tmp_path: Path) -> None:
+    """Two questions about each of 20 texts: one is there twice, and one is too long for the KV memory."""
+    (tmp_path / "asked.sql").write_text("select doc_id, body from documents")
+    (tmp_path / "asked.toml").write_text(
+        'name = "asked"\nmode = "decide"\nrequests_sql = "asked.sql"\nkey = ["doc_id"]\n'
+        '[prompt]\ntemplate = "{body}"\n[output]\ntable = "asked"\n'
+        '[questions]\nurgent = { type = "BOOLEAN", ask = "Is it urgent?" }\n'
+        'friendly = { type = "BOOLEAN", ask = "Is it friendly?" }\n'
+    )
+    nights.sql("insert into documents select 'd-more' || i, 'House', 'House ' || i from range(14) as houses (i)")
+    nights.sql("insert into documents select 'd-twin', title, body from documents where doc_id = 'd0'")
+    nights.sql("insert into documents select 'd-long', title, repeat(body, 9) from documents where doc_id = 'd3'")
+    engine = ENGINE.model_copy(update={"kv_memory": "256KiB"})
+    (forecast,) = run_explain(nights, str(tmp_path / "asked.toml"), engine=engine)
+    (run,) = nights.run(str(tmp_path / "asked.toml"), engine=engine)
+    assert forecast.prediction is not None
+    assert (forecast.num_rows, forecast.num_duplicates, forecast.prediction.num_oversized_rows) == (20, 1, 1)
+    assert (run.num_rows, run.num_errors) == (20, 1)
+
+
 def test_a_cache_of_blocks_forgets_what_a_plan_keeps(nights: Any, tmp_path: Path) -> None:
     path = write_apart(tmp_path)
     small = EngineSettings(dtype="float32", kv_memory="192KiB", max_num_batched_tokens=128, block_size=16)
