@@ -86,13 +86,16 @@ def explain(
     checkpoint = resolve_checkpoint(model)
     if is_encoder(checkpoint):
         raise ModelError(f"model {model!r} is an encoder, whose nights have neither prefixes nor KV to explain")
+    config = engine.to_config()
     if device.lower() in ("auto", "cpu", "cuda"):
-        team = lay_out_workers(workers, replace(engine.to_config(), device=device.lower()))
+        config = replace(config, device=device.lower())
+        team = lay_out_workers(workers, config)
     else:
-        team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=engine.to_config())
+        team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=config)
+        config = replace(config, dtype="auto")  # this machine need not have the number formats of that device
     hardware = choose_hardware(checkpoint, team, device)
     hardware.kv_bytes(team.engine)  # a budget that does not fit fails here, before rows are read
-    source = find_source(database, model, team.engine, planning, full, find_attachments(attach))
+    source = find_source(database, model, config, planning, full, find_attachments(attach))
     chosen = load_workloads(workloads, source, adapter)
     with connect(database, read_only=True) as connection:
         restrict_sql(connection, [runs_folder(database)], source.attach)

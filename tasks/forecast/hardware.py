@@ -92,7 +92,7 @@ def choose_hardware(checkpoint: Path, team: EngineTeam, name: str | None = None)
         name: of `DEVICES`, or "cpu", "cuda" or "auto" for a device of this machine; None for that of the team.
     Raises:
         CapacityError: the KV budget is below two blocks, see `check_kv_budget`.
-        ConfigError: no such device, or no GPU here.
+        ConfigError: no such device, no GPU here, or the device has no rate for the number format.
         ModelError: config.json cannot be read, or the model's cost is not known.
     """
     config = team.engine
@@ -117,6 +117,7 @@ def choose_hardware(checkpoint: Path, team: EngineTeam, name: str | None = None)
             device = _scale(device, f"{device.title}, divided by {team.num_on_host} engines", 1 / team.num_on_host)
     if (size := config.tensor_parallel_size) > 1 and device.name != "cpu":  # communication is not counted
         device = replace(_scale(device, f"{size} of {device.title}", size), memory_bytes=device.memory_bytes * size)
+    device.flops_per_second(dtype)  # raises if there is none
     check_kv_budget(replace(config, dtype=dtype), checkpoint)
     return Hardware(device=device, dtype=dtype, shape=shape)
 

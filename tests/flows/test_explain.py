@@ -307,6 +307,8 @@ def test_what_cannot_be_explained_is_refused(nights: Any, tmp_path: Path) -> Non
         run_explain(nights, engine=EngineSettings(kv_memory="1TB"))
     with pytest.raises(WorkloadError, match="'snippets': answers of up to 48 tokens leave no room for a prompt"):
         run_explain(nights, "snippets", engine=EngineSettings(max_model_len=48))
+    with pytest.raises(ConfigError, match="device 'a100' has no rate for dtype 'fp8'; there are bfloat16"):
+        run_explain(nights, device="a100", engine=EngineSettings(dtype="fp8"))
     assert not (runs_folder(nights.path) / "cache").exists(), "no rows were read"
     with pytest.raises(CapacityError, match="a KV budget of 24576 bytes holds no request: one block of 32 tokens"):
         run_explain(nights, engine=EngineSettings(dtype="float32", kv_memory="24KiB"))
@@ -370,6 +372,16 @@ def test_a_page_says_everything_once(nights: Any) -> None:
         "the best any could reach", "title, body, query_text", "bound by", "KV memory", "48 tokens, the most",
     ):  # fmt: skip
         assert expected in page, expected
+
+
+def test_a_device_of_the_table_has_formats_that_this_machine_lacks(nights: Any) -> None:
+    (forecast,) = run_explain(nights, "snippets", device="h100", engine=EngineSettings(dtype="fp8"))
+    assert forecast.prediction is not None
+    assert forecast.prediction.dtype == "fp8"
+    (wide,) = run_explain(nights, "snippets", device="h100", engine=EngineSettings(dtype="bfloat16"))
+    assert wide.prediction is not None
+    assert forecast.prediction.weight_bytes < wide.prediction.weight_bytes
+    assert forecast.prediction.kv.bytes_per_token[0] < wide.prediction.kv.bytes_per_token[0]
 
 
 def test_what_kept_prefixes_would_bring(nights: Any) -> None:
