@@ -14,14 +14,15 @@ from prefect import flow
 from pydantic import Field
 
 from engine.encoding.families import is_encoder
-from engine.errors import ArtifactError, ConfigError, ModelError
+from engine.errors import ArtifactError, DatabaseError, ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.command.run_flow import prepare_console, run_flow
 from flows.explain_page import publish_forecast
 from flows.prediction import read_and_plan
 from flows.settings import Attachments, EngineSettings, PlanSettings, find_attachments
-from flows.workload_run import find_source
-from tasks.database.connection import connect
+from flows.workload_run import find_source, load_workloads
+from tasks.database.connection import connect, restrict_sql
+from tasks.database.schema import check_requests
 from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
 from tasks.forecast.hardware import Hardware, choose_hardware
@@ -29,8 +30,9 @@ from tasks.layouts.settle import settle_layouts
 from tasks.recover import prune_cache
 from tasks.runs.run import Run, make_runs_folder
 from tasks.runs.source import Source
+from tasks.storage.artifact import runs_folder
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
-from tasks.workloads.workload import Workload, load_workload
+from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -84,16 +86,25 @@ def explain(
     checkpoint = resolve_checkpoint(model)
     if is_encoder(checkpoint):
         raise ModelError(f"model {model!r} is an encoder, whose nights have neither prefixes nor KV to explain")
+    config = engine.to_config()
     if device.lower() in ("auto", "cpu", "cuda"):
-        team = lay_out_workers(workers, replace(engine.to_config(), device=device.lower()))
+        config = replace(config, device=device.lower())
+        team = lay_out_workers(workers, config)
     else:
-        team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=engine.to_config())
+        team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=config)
+        config = replace(config, dtype="auto")  # this machine need not have the number formats of that device
     hardware = choose_hardware(checkpoint, team, device)
-    source = find_source(database, model, team.engine, planning, full, find_attachments(attach))
-    chosen = [load_workload(name).with_adapter(adapter).bind(checkpoint) for name in workloads]
-    tables = [workload.output.table for workload in chosen]
-    if len({table.lower() for table in tables}) < len(tables):
-        raise ConfigError(f"each workload needs a table of its own, got {tables}")
+    hardware.kv_bytes(team.engine)  # a budget that does not fit fails here, before rows are read
+    source = find_source(database, model, config, planning, full, find_attachments(attach))
+    chosen = load_workloads(workloads, source, adapter)
+    with connect(database, read_only=True) as connection:
+        restrict_sql(connection, [runs_folder(database)], source.attach)
+        for workload in chosen:
+            try:
+                check_requests(connection, workload, str(database))
+            except DatabaseError as error:
+                later = "if an earlier workload makes it, explain this one after that one's night"
+                raise DatabaseError(f"{error}; {later}") from error
     forecasts = [explain_workload(source, workload, team, hardware) for workload in chosen]
     for forecast in forecasts:
         publish_forecast(forecast)

@@ -15,14 +15,11 @@ from engine.errors import ConfigError
 from flows.command.run_flow import prepare_console, run_flow
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.workers import Workers
-from flows.workload_run import Night, answer_workload, find_source, hold_night
-from tasks.prompts.thinking import check_thinking
+from flows.workload_run import Night, answer_workload, find_source, hold_night, load_workloads
 from tasks.publish import check_target, publish_night
 from tasks.runs.infer_job import FailurePolicy
 from tasks.runs.run import needs_isolation
 from tasks.runs.run_summary import RunSummary, show_summaries
-from tasks.tokenize import check_room
-from tasks.workloads.workload import load_workload
 
 prepare_console()
 
@@ -78,18 +75,7 @@ def nightly(
         config = engine.to_config(database)
         source = find_source(database, model, config, planning, full, attached)
         machines.check_host(config, source.checkpoint)
-        chosen = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in workloads]
-        tables = [workload.output.table for workload in chosen]
-        if len({table.lower() for table in tables}) < len(tables):
-            raise ConfigError(f"each workload needs a table of its own, got {tables}")
-        for workload in chosen:
-            check_room(workload, source.max_model_len)
-            if workload.kind.thinking:
-                check_thinking(workload, source.checkpoint)
-        if any("/" in workload.source for workload in chosen):  # else their checks before they are read suffice
-            from tasks.nights.check_steps import check_in_turn  # imported only when needed
-
-            check_in_turn(database, chosen, source.attach)
+        chosen = load_workloads(workloads, source, adapter)
         night = Night(
             source=source,
             engine=config,
@@ -104,8 +90,7 @@ def nightly(
             else:
                 from flows.quality.sample import answer_sample
 
-                found = [answer_sample(night, workload, sample, keep) for workload in chosen]
-                summaries = [summary for summary in found if summary is not None]
+                summaries = [done for each in chosen if (done := answer_sample(night, each, sample, keep))]
         except Exception:
             if publish is not None:
                 publish_night(database, publish, is_lenient=True)

@@ -1,7 +1,7 @@
 """One workload from table to table: read, tokenize, plan, infer, write."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from tasks.partitions.attempt import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
 from tasks.prompts.text_codec import check_tokenizer
+from tasks.prompts.thinking import check_thinking
 from tasks.read import ReadResult, read, read_answer_length
 from tasks.recover import prune_cache, recover_runs, stop_run
 from tasks.runs.infer_job import FailurePolicy, InferJob, Member
@@ -27,8 +28,8 @@ from tasks.runs.run_summary import RunSummary
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, runs_folder
 from tasks.storage.plan_file import read_plan_summary
-from tasks.tokenize import read_max_model_len, tokenize
-from tasks.workloads.workload import Workload
+from tasks.tokenize import check_room, read_max_model_len, tokenize
+from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write
 
 LOGGER = logging.getLogger("batchloom")
@@ -67,6 +68,20 @@ def describe_source(
         block_size=engine.shared_block_size if can_share else None,
         attach=attach,
     )
+
+
+def load_workloads(names: Sequence[str], source: Source, adapter: Path | None) -> list[Workload]:
+    """The workloads of a flow run, bound to the model and checked before any work. See `flows.nightly.nightly`."""
+    chosen = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in names]
+    for workload in chosen:
+        check_room(workload, source.max_model_len)
+        if workload.kind.thinking:
+            check_thinking(workload, source.checkpoint)
+    if len(set(names)) < len(names) or any("/" in workload.source for workload in chosen):  # not just shipped ones
+        from tasks.nights.check_steps import check_in_turn  # imported only when needed
+
+        check_in_turn(source.database, chosen, source.attach)
+    return chosen
 
 
 @contextmanager
@@ -190,9 +205,8 @@ def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef, *,
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info("%s: %s", workload.name, summary.text)
     answer = read_answer_length(night.source.database, workload)
-    expected = answer.expected_output_tokens
-    job = night.make_job(plan, Member(run_folder=run.folder, workload=workload, expected_output_tokens=expected))
-    parts = infer_plan(night, job, summary, {run: 1.0}, answer.num_tokens)
+    member = Member(run_folder=run.folder, workload=workload, expected_output_tokens=answer.expected_output_tokens)
+    parts = infer_plan(night, night.make_job(plan, member), summary, {run: 1.0}, answer.num_tokens)
     return summary.num_rows if parts is None else count_left(night, workload, parts, summary.num_rows, is_whole)
 
 

@@ -61,7 +61,9 @@ def explain(
         counts = _count_tokens(rows, int(tree.leaf_lens.sum()), source.method, source.block_size)
         shape = measure_shape(tree, rows.groups())
     with run.measure("order fields"):
-        row_ids = np.unique(rows.row_id // len(workload.kind.suffixes))
+        num_prompts = len(workload.kind.suffixes)  # of a row
+        row_ids = np.unique(rows.row_id // num_prompts)
+        first_ids = np.minimum.reduceat(rows.row_id[tree.rows], tree.row_starts[:-1])  # of equal prompts, the first
         orders = order_fields(found.requests, row_ids, workload.prompt)
     prediction = kept = None
     num_lost: dict[str, int] = {}  # tokens of rows that do not fit, by the policies that are simulated
@@ -70,7 +72,7 @@ def explain(
             answer = read_answer_length(run.database, workload)
             codec = TextCodec.load(source.checkpoint) if workload.kind.has_labels else None
             form = RequestForm.of(workload, codec, answer.expected_output_tokens)
-            prediction = _simulate(rows, summary, form, answer, team, hardware)
+            prediction = _simulate(rows, num_prompts, summary, form, answer, team, hardware)
         with run.measure("simulate a cache"):
             cached = _count_cached(rows, form, answer, team.engine, hardware)
         kept = KeptPrefixes.measure(rows, team.engine, hardware, run.database)
@@ -97,7 +99,7 @@ def explain(
         forecast,
         num_rows=found.num_selected,
         num_error_rows=found.num_selected - len(row_ids),
-        num_duplicates=rows.num_rows - tree.num_leaves,
+        num_duplicates=len(row_ids) - len(np.unique(first_ids // num_prompts)),
         num_prompt_tokens=tree.num_logical_tokens,
         num_partitions=summary.num_partitions,
         shape=shape,
@@ -126,9 +128,15 @@ def _count_tokens(rows: Plan, num_distinct_tokens: int, method: PlanMethod, bloc
 
 
 def _simulate(
-    rows: Plan, plan: PlanSummary, form: RequestForm, answer: AnswerLength, team: EngineTeam, hardware: Hardware
+    rows: Plan,
+    num_prompts: int,
+    plan: PlanSummary,
+    form: RequestForm,
+    answer: AnswerLength,
+    team: EngineTeam,
+    hardware: Hardware,
 ) -> Prediction:
-    """Simulate every partition, and a few of them with other settings."""
+    """Simulate every partition, and a few of them with other settings. Each row has `num_prompts` prompts."""
     config, shape, kv_bytes = team.engine, hardware.shape, hardware.kv_bytes(team.engine)
 
     def simulate(config: EngineConfig, kv_bytes: int, first_partition: int, num_partitions: int) -> SimulationSummary:
@@ -154,12 +162,12 @@ def _simulate(
             },
         ),
         answer=answer,
-        num_oversized_rows=len(oversized),
+        num_oversized_rows=len({rows.row_id[index] // num_prompts for index in oversized}),
         num_oversized_tokens=sum(len(requests[index].token_ids) for index in oversized),
         num_engines=team.num_engines,
         seconds=found.seconds,
         run=run,
-        what_ifs=try_settings(simulate, config, kv_bytes, run, found.partition_seconds),
+        what_ifs=try_settings(simulate, config, kv_bytes, hardware.free_bytes, run, found.partition_seconds),
     )
 
 

@@ -16,6 +16,7 @@ from flows.settings import EngineSettings, PlanSettings, Settings, WorkerSetting
 from tasks.cascades.cascade import Cascade
 from tasks.database.attach import parse_attachments
 from tasks.nights.cascade_steps import CascadeStep, add_cascades
+from tasks.nights.check_steps import check_tables
 from tasks.nights.graph import Step, check_graph
 from tasks.runs.infer_job import FailurePolicy
 from tasks.workloads.fault import UNKNOWN_KEY, choose_fault
@@ -137,7 +138,7 @@ def load_night(path: Path) -> NightPlan:
             for workload, table in zip(workloads, tables.workload, strict=True)
         )
         check_graph(steps)
-        _check_tables(workloads)
+        check_tables(workloads)
         cascades = _list_cascades(tables, steps, models)
         by_name = {workload.name: workload for workload in workloads}
         steps, by_name, cascade_steps = add_cascades(steps, by_name, cascades)
@@ -200,16 +201,6 @@ def _list_cascades(tables: NightTables, steps: tuple[Step, ...], models: Mapping
             both = f"models {first!r} and {cascade.to!r}"
             raise ConfigError(f"workload {name!r}: cascade: {both} have the same path {paths.pop()}")
     return found
-
-
-def _check_tables(workloads: list[Workload]) -> None:
-    """Raise `ConfigError` if two workloads write to the same table."""
-    owners: dict[str, str] = {}
-    for workload in workloads:
-        table = workload.output.table.lower()
-        if table in owners:
-            raise ConfigError(f"workloads {owners[table]!r} and {workload.name!r} both write to table {table!r}")
-        owners[table] = workload.name
 
 
 def _describe_fault(fault: ErrorDetails, values: Mapping[str, Any]) -> str:

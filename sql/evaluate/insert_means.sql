@@ -55,6 +55,7 @@ intervals as (
         quantile_cont(value, 0.975) as high
     from resampled
     group by all
+    having max(value) - min(value) > 1e-9 -- else all rows say the same, which does not mean that the mean is certain
 )
 
 select

@@ -12,9 +12,13 @@ with texts as (
         confidence,
         given,
         expected is not distinct from answer as is_same,
-        coalesce(decode(encode(expected::varchar), 'replace'), case when $kind = 'label' then 'NULL' end) as expected,
+        typeof(answer) as answer_type,
         coalesce(
-            decode(encode(answer::varchar), 'replace'),
+            nfc_normalize(decode(encode(expected::varchar), 'replace')),
+            case when $kind = 'label' then 'NULL' end
+        ) as expected,
+        coalesce(
+            nfc_normalize(decode(encode(answer::varchar), 'replace')),
             case when $kind = 'label' and status = 'ok' then 'NULL' end
         ) as answer
     from batchloom_pairs
@@ -25,8 +29,13 @@ compared as (
     select
         *,
         status = 'ok' and case $kind
-            when 'number' then  -- 1.5 is no integer, and whole numbers beyond 2^53 are not exact as doubles
-                try_cast(given as double) is not distinct from try_cast(answer as double) and is_same
+            when 'number' then
+                case answer_type
+                    when 'FLOAT' then is_same
+                    when 'DOUBLE' then try_cast(given as double) is not distinct from try_cast(answer as double)
+                    else  -- 1.5 is no integer, and whole numbers beyond 2^53 are not exact as doubles
+                        try_cast(given as double) is not distinct from try_cast(answer as double) and is_same
+                end
             when 'text' then
                 regexp_replace(expected, '^[\s\v\p{Z}]+|[\s\v\p{Z}]+$', '', 'g') is not distinct
                 from regexp_replace(answer, '^[\s\v\p{Z}]+|[\s\v\p{Z}]+$', '', 'g')

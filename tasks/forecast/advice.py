@@ -22,6 +22,7 @@ def try_settings(
     simulate: Callable[[EngineConfig, int, int, int], SimulationSummary],
     config: EngineConfig,
     kv_bytes: int,
+    most_kv_bytes: int,
     run: SimulationSummary,
     partition_seconds: Sequence[float],
 ) -> tuple[WhatIf, ...]:
@@ -30,6 +31,7 @@ def try_settings(
     Args:
         simulate: takes a configuration, bytes of KV, a first partition, and how many partitions from it on are joined.
         config, kv_bytes: the present configuration and KV memory.
+        most_kv_bytes: memory that the device has for KV; twice the KV memory is tried only where it fits.
         run, partition_seconds: the simulation of all partitions with both, and of each.
     """
     busy = [partition for partition, seconds in enumerate(partition_seconds) if seconds]  # not of oversized rows alone
@@ -40,8 +42,8 @@ def try_settings(
     seconds_before = sum(partition_seconds[partition] for partition in chosen)
     longer = replace(config, max_num_batched_tokens=MORE_TOKENS * config.step_tokens)
     tried = [(f"--max-num-batched-tokens {longer.max_num_batched_tokens}", longer, kv_bytes)]
-    if run.seconds_by_resource["KV capacity"] > 0:
-        tried.append((f"--kv-memory {2 * kv_bytes >> 20}MiB", config, 2 * kv_bytes))
+    if run.seconds_by_resource["KV capacity"] > 0 and 2 * kv_bytes <= most_kv_bytes:
+        tried.append(("--kv-memory times 2", config, 2 * kv_bytes))
     what_ifs = []
     for option, changed, changed_bytes in tried:
         seconds = sum(simulate(changed, changed_bytes, partition, 1).seconds for partition in chosen)

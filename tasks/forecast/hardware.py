@@ -34,16 +34,21 @@ class Hardware:
     dtype: str
     shape: ModelShape
 
+    @property
+    def free_bytes(self) -> int:
+        """Memory of the device beside the weights; below 0 if these do not fit."""
+        return self.device.memory_bytes - self.shape.weight_bytes
+
     def kv_bytes(self, config: EngineConfig) -> int:
         """Memory for KV. Raises `CapacityError` if the budget does not fit beside the weights, or is too small for one
         block."""
         memory_bytes, weight_bytes = self.device.memory_bytes, self.shape.weight_bytes
         if config.kv_memory_bytes == "auto":
             most_bytes = MOST_CPU_KV_BYTES if self.device.name == "cpu" else memory_bytes
-            kv_bytes = min(max(0, int(config.memory_fraction * (memory_bytes - weight_bytes))), most_bytes)
+            kv_bytes = min(max(0, int(config.memory_fraction * self.free_bytes)), most_bytes)
         else:
             kv_bytes = config.kv_memory_bytes * config.tensor_parallel_size  # of each GPU
-        if not config.block_size * self.shape.kv_bytes_per_token <= kv_bytes <= memory_bytes - weight_bytes:
+        if not config.block_size * self.shape.kv_bytes_per_token <= kv_bytes <= self.free_bytes:
             raise CapacityError(
                 f"device {self.device.name!r} has {_gigabytes(memory_bytes)} of memory, the weights take "
                 f"{_gigabytes(weight_bytes)}: a KV budget of {_gigabytes(kv_bytes)} does not fit, or holds no block"
@@ -66,8 +71,7 @@ class Hardware:
             kv_bytes, num_answer_tokens: memory for KV, and tokens of every answer.
         """
         if self.device.name != "cpu":
-            free_bytes = self.device.memory_bytes - self.shape.weight_bytes
-            config = resolve_step_tokens(config, self.device, self.shape, free_bytes)
+            config = resolve_step_tokens(config, self.device, self.shape, self.free_bytes)
         steps = simulate_plan(
             requests,
             groups,
@@ -88,7 +92,7 @@ def choose_hardware(checkpoint: Path, team: EngineTeam, name: str | None = None)
         name: of `DEVICES`, or "cpu", "cuda" or "auto" for a device of this machine; None for that of the team.
     Raises:
         CapacityError: the KV budget is below two blocks, see `check_kv_budget`.
-        ConfigError: no such device, or no GPU here.
+        ConfigError: no such device, no GPU here, or the device has no rate for the number format.
         ModelError: config.json cannot be read, or the model's cost is not known.
     """
     config = team.engine
@@ -113,6 +117,7 @@ def choose_hardware(checkpoint: Path, team: EngineTeam, name: str | None = None)
             device = _scale(device, f"{device.title}, divided by {team.num_on_host} engines", 1 / team.num_on_host)
     if (size := config.tensor_parallel_size) > 1 and device.name != "cpu":  # communication is not counted
         device = replace(_scale(device, f"{size} of {device.title}", size), memory_bytes=device.memory_bytes * size)
+    device.flops_per_second(dtype)  # raises if there is none
     check_kv_budget(replace(config, dtype=dtype), checkpoint)
     return Hardware(device=device, dtype=dtype, shape=shape)
 

@@ -130,8 +130,8 @@ def predict_run(
 ) -> dict[str, float]:
     """Steps, tokens, memory and time of a run, before its model is loaded, from some of its partitions.
 
-    Returns quantities named as in `RunFacts.prediction`, num_simulated_partitions and speed_ratio; with a deadline also
-    num_fitting_partitions and num_fitting_rows, done by then, where rows of a partition that is cut count as well.
+    Returns quantities named as in `RunFacts.prediction`, num_simulated_partitions of num_partitions, and speed_ratio;
+    with a deadline also num_fitting_partitions and num_fitting_rows, done by then; rows of a cut partition count, too.
 
     Args:
         job, summary: of one workload, or of several that are planned together, and of the plan.
@@ -175,5 +175,6 @@ def predict_run(
         "elapsed_seconds": speed_ratio * found.seconds,
         "tecd_seconds": speed_ratio * found.tecd_seconds,
         "num_simulated_partitions": found.num_simulated,
+        "num_partitions": summary.num_partitions,
         "speed_ratio": speed_ratio,
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import duckdb
 
-from engine.errors import BatchloomError, DatabaseError
+from engine.errors import BatchloomError, ConfigError, DatabaseError
 from tasks.database.connection import connect, execute, quote_identifier, restrict_sql, set_option
 from tasks.database.schema import INPUT_TABLES, check_requests, check_schema, create_schema, list_relations
 from tasks.nights.graph import Step, plan_waves
@@ -19,12 +19,21 @@ PLANNED = "batchloom_planned"
 
 def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping[str, str]) -> None:
     """Check the queries and output tables of workloads that are answered one after the other, each of which may read
-    the answers of those before it; raises `DatabaseError` with the first problem. See `find_query_problems`."""
+    the answers of those before it; raises `ConfigError` or `DatabaseError` with the first problem. See `check_tables`
+    and `find_query_problems`."""
+    check_tables(workloads)
     names = [str(number) for number in range(len(workloads))]
     steps = [Step(name=name, model="", after=(before,)) for before, name in pairwise(names)]
     steps = [Step(name=names[0], model=""), *steps]
     for problem in find_query_problems(database, tuple(steps), dict(zip(names, workloads, strict=True)), attach):
         raise DatabaseError(problem)
+
+
+def check_tables(workloads: Sequence[Workload]) -> None:
+    """Raise `ConfigError` if two workloads write to the same table."""
+    tables = [workload.output.table for workload in workloads]
+    if len({table.lower() for table in tables}) < len(tables):
+        raise ConfigError(f"each workload needs a table of its own, got {tables}")
 
 
 def find_query_problems(

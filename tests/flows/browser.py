@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 OPTIONS = (
     "--headless",
@@ -113,14 +114,18 @@ class Browser:
 
     def label_boxes(self, page: Path, width: int) -> list[list[tuple[str, float, float, float, float]]]:
         """Of each picture its texts with their boxes (left, top, right, bottom), in a window of this many pixels."""
-        script = """<script>
-          document.body.dataset.boxes = JSON.stringify(Array.from(document.querySelectorAll("svg"), (picture) =>
-            Array.from(picture.querySelectorAll("text"), (text) => {
-              const box = text.getBoundingClientRect();
-              return [text.textContent, box.left, box.top, box.right, box.bottom];
-            })));
-        </script>"""
-        copy = self.folder / "labels.html"
+        boxes = """Array.from(document.querySelectorAll("svg"), (picture) =>
+          Array.from(picture.querySelectorAll("text"), (text) => {
+            const box = text.getBoundingClientRect();
+            return [text.textContent, box.left, box.top, box.right, box.bottom];
+          }))"""
+        found: list[list[tuple[str, float, float, float, float]]] = self.evaluate(page, width, boxes)
+        return found
+
+    def evaluate(self, page: Path, width: int, expression: str) -> Any:
+        """The value of a JavaScript expression on the page, in a window of this many pixels."""
+        script = f"<script>document.body.dataset.value = JSON.stringify({expression});</script>"
+        copy = self.folder / "evaluated.html"
         text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
         copy.write_text(text.replace("</body>", f"{script}</body>"))
         output, console = self.run(copy, f"--window-size={width},900", "--dump-dom")
@@ -128,8 +133,7 @@ class Browser:
         builder = TreeBuilder()
         builder.feed(output)
         (body,) = builder.root.all("body")
-        found: list[list[tuple[str, float, float, float, float]]] = json.loads(body.attributes["data-boxes"])
-        return found
+        return json.loads(body.attributes["data-value"])
 
     def take_picture(self, page: Path, *options: str) -> bytes:
         picture = self.folder / "picture.png"

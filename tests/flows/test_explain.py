@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 from engine.config import EngineConfig
-from engine.errors import ArtifactError, CapacityError, ConfigError, DatabaseError, ModelError
+from engine.errors import ArtifactError, CapacityError, ConfigError, DatabaseError, ModelError, WorkloadError
 from flows.command.run_flow import run_flow
 from flows.explain import explain
 from flows.explain_page import show_forecast
 from flows.settings import EngineSettings, PlanSettings
-from tasks.forecast.advice import advise_keeping
+from tasks.forecast.advice import advise_keeping, try_settings
 from tasks.forecast.forecast import Forecast
 from tasks.layouts.estimate import PartTexts
 from tasks.layouts.field_orders import compare_field_orders
@@ -148,6 +148,26 @@ def test_rows_that_do_not_fit_are_not_saved(nights: Any, tmp_path: Path) -> None
     assert found[1][2] == pytest.approx(run.num_cached_tokens / run.num_prompt_tokens)
 
 
+def test_rows_of_several_prompts_are_counted_as_rows(nights: Any, tmp_path: Path) -> None:
+    """Two questions about each of 20 texts: one is there twice, and one is too long for the KV memory."""
+    (tmp_path / "asked.sql").write_text("select doc_id, body from documents")
+    (tmp_path / "asked.toml").write_text(
+        'name = "asked"\nmode = "decide"\nrequests_sql = "asked.sql"\nkey = ["doc_id"]\n'
+        '[prompt]\ntemplate = "{body}"\n[output]\ntable = "asked"\n'
+        '[questions]\nurgent = { type = "BOOLEAN", ask = "Is it urgent?" }\n'
+        'friendly = { type = "BOOLEAN", ask = "Is it friendly?" }\n'
+    )
+    nights.sql("insert into documents select 'd-more' || i, 'House', 'House ' || i from range(14) as houses (i)")
+    nights.sql("insert into documents select 'd-twin', title, body from documents where doc_id = 'd0'")
+    nights.sql("insert into documents select 'd-long', title, repeat(body, 9) from documents where doc_id = 'd3'")
+    engine = ENGINE.model_copy(update={"kv_memory": "256KiB"})
+    (forecast,) = run_explain(nights, str(tmp_path / "asked.toml"), engine=engine)
+    (run,) = nights.run(str(tmp_path / "asked.toml"), engine=engine)
+    assert forecast.prediction is not None
+    assert (forecast.num_rows, forecast.num_duplicates, forecast.prediction.num_oversized_rows) == (20, 1, 1)
+    assert (run.num_rows, run.num_errors) == (20, 1)
+
+
 def test_a_cache_of_blocks_forgets_what_a_plan_keeps(nights: Any, tmp_path: Path) -> None:
     path = write_apart(tmp_path)
     small = EngineSettings(dtype="float32", kv_memory="192KiB", max_num_batched_tokens=128, block_size=16)
@@ -211,11 +231,40 @@ def test_memory_decides_what_is_advised(nights: Any) -> None:
     (forecast,) = run_explain(nights, "snippets", engine=small, partition_tokens=10**6)
     assert forecast.prediction is not None
     assert forecast.prediction.run.bound == "KV capacity"
+    assert forecast.prediction.what_ifs[0].option == "--kv-memory times 2"
     assert forecast.prediction.what_ifs[0].time_ratio < 0.95
-    assert any(sentence.startswith("--kv-memory ") for sentence in forecast.advice)
+    assert any(sentence.startswith("--kv-memory times 2 would take") for sentence in forecast.advice)
     (ample,) = run_explain(nights, "snippets", partition_tokens=10**6)
     assert ample.prediction is not None
     assert ample.prediction.run.seconds < forecast.prediction.run.seconds
+    run, kv_bytes = forecast.prediction.run, forecast.prediction.kv.budget_bytes
+    for most_kv_bytes, is_tried in ((2 * kv_bytes, True), (2 * kv_bytes - 1, False)):
+        tried = try_settings(lambda *_: run, small.to_config(), kv_bytes, most_kv_bytes, run, [run.seconds])
+        assert ("--kv-memory times 2" in {each.option for each in tried}) is is_tried
+
+
+def test_what_an_earlier_workload_has_yet_to_answer_is_not_explained(nights: Any, tmp_path: Path) -> None:
+    """The night would answer both; before it, only the first can be explained."""
+    again = (Path(__file__).parents[2] / "workloads" / "snippets.toml").read_text()
+    again = again.replace('"snippets"', '"again"').replace("select_snippet_requests.sql", "again.sql")
+    (tmp_path / "again.toml").write_text(again)
+    (tmp_path / "again.sql").write_text(
+        "select doc_id, query_id, '' as title, snippet as body, snippet as query_text from latest_firsts"
+    )
+    (tmp_path / "first.toml").write_text(again.replace('"again"', '"firsts"').replace("again.sql", "first.sql"))
+    (tmp_path / "first.sql").write_text(
+        "select doc_id, query_id, title, body, query_text from snippet_requests join documents using (doc_id)"
+        " join queries using (query_id)"
+    )
+    first, second = str(tmp_path / "first.toml"), str(tmp_path / "again.toml")
+    line = "no table or view 'latest_firsts', which workload 'again' reads; if an earlier workload makes it, explain"
+    with pytest.raises(DatabaseError, match=line):
+        run_explain(nights, first, second)
+    assert not (runs_folder(nights.path) / "cache").exists(), "no rows were read"
+    with pytest.raises(DatabaseError, match=r"'latest_firsts', which workload 'again' reads$"):
+        run_explain(nights, second, first)
+    nights.run(first, second)
+    assert [forecast.num_rows for forecast in run_explain(nights, first, second, full=True)] == [12, 12]
 
 
 def test_several_engines_take_as_long_as_the_longest(nights: Any) -> None:
@@ -256,6 +305,11 @@ def test_what_cannot_be_explained_is_refused(nights: Any, tmp_path: Path) -> Non
         run_explain(nights, device="h900")
     with pytest.raises(CapacityError, match="a KV budget of 1,000"):
         run_explain(nights, engine=EngineSettings(kv_memory="1TB"))
+    with pytest.raises(WorkloadError, match="'snippets': answers of up to 48 tokens leave no room for a prompt"):
+        run_explain(nights, "snippets", engine=EngineSettings(max_model_len=48))
+    with pytest.raises(ConfigError, match="device 'a100' has no rate for dtype 'fp8'; there are bfloat16"):
+        run_explain(nights, device="a100", engine=EngineSettings(dtype="fp8"))
+    assert not (runs_folder(nights.path) / "cache").exists(), "no rows were read"
     with pytest.raises(CapacityError, match="a KV budget of 24576 bytes holds no request: one block of 32 tokens"):
         run_explain(nights, engine=EngineSettings(dtype="float32", kv_memory="24KiB"))
     with pytest.raises(ConfigError, match=r"each workload needs a table of its own, got \['snippets', 'snippets'\]"):
@@ -318,6 +372,16 @@ def test_a_page_says_everything_once(nights: Any) -> None:
         "the best any could reach", "title, body, query_text", "bound by", "KV memory", "48 tokens, the most",
     ):  # fmt: skip
         assert expected in page, expected
+
+
+def test_a_device_of_the_table_has_formats_that_this_machine_lacks(nights: Any) -> None:
+    (forecast,) = run_explain(nights, "snippets", device="h100", engine=EngineSettings(dtype="fp8"))
+    assert forecast.prediction is not None
+    assert forecast.prediction.dtype == "fp8"
+    (wide,) = run_explain(nights, "snippets", device="h100", engine=EngineSettings(dtype="bfloat16"))
+    assert wide.prediction is not None
+    assert forecast.prediction.weight_bytes < wide.prediction.weight_bytes
+    assert forecast.prediction.kv.bytes_per_token[0] < wide.prediction.kv.bytes_per_token[0]
 
 
 def test_what_kept_prefixes_would_bring(nights: Any) -> None:

@@ -51,7 +51,7 @@ def test_a_night_of_some_length_is_predicted_and_compared(nights: Any) -> None:
         " max(num_kv_blocks_used) from steps"
     )
     assert num_tokens > FEWEST_TOKENS_TO_PREDICT
-    assert 2 <= prediction.pop("num_simulated_partitions") <= num_partitions
+    assert 2 <= (num_simulated := prediction["num_simulated_partitions"]) <= num_partitions
     assert prediction["num_steps"] == pytest.approx(num_steps, rel=0.1)
     assert prediction["num_computed_tokens"] == pytest.approx(num_tokens, rel=0.05)
     assert prediction["peak_kv_blocks"] == pytest.approx(peak_blocks, rel=0.1)
@@ -62,6 +62,7 @@ def test_a_night_of_some_length_is_predicted_and_compared(nights: Any) -> None:
     assert facts.prediction.keys() >= prediction.keys()
     text = page.read_text()
     assert 'id="prediction"' in text
+    assert f"simulated before the run, on {num_simulated} of its {num_partitions} partitions." in text
     assert all(title in text for title in ("tokens computed", "most KV blocks", "time of all steps"))
 
     nights.run("ranking", engine=engine)

@@ -20,10 +20,12 @@ from prefect.runtime import flow_run
 from flows.command.run_flow import run_flow
 from flows.report import report, report_run
 from flows.settings import EngineSettings
+from tasks.evaluation.evaluation import evaluate_answers
 from tasks.report import link_report, write_report
 from tasks.runs.run import Run
 from tasks.storage.artifact import runs_folder, write_parquet
 from tasks.storage.schemas import PLAN_SCHEMA
+from tasks.workloads.workload import load_workload
 from tests.flows.browser import Browser, Node, first_pixel
 
 ROOT = Path(__file__).parents[2]
@@ -350,6 +352,20 @@ def test_no_two_labels_of_a_picture_overlap(nights: Any, browser: Browser, tmp_p
                 for (text, left, top, right, bottom), other in combinations(labels, 2):
                     is_apart = right <= other[1] or other[3] <= left or bottom <= other[2] or other[4] <= top
                     assert is_apart, f"{text!r} covers {other[0]!r} in a window of {width} pixels"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_long_names_make_no_page_wider_than_its_window(nights: Any, browser: Browser, tmp_path: Path) -> None:
+    """Here a gold table's in the note of a picture; wide tables and pictures move within their figures."""
+    nights.run("ranking")
+    gold = "gold" * 30
+    nights.sql(f"create table {gold} as select query_id, doc_id, label from latest_rankings")
+    evaluate_answers.fn(nights.path, load_workload("ranking"), gold)
+    page, _ = write_report(nights.path, page=tmp_path / "page.html")
+    assert f"gold table {gold}" in page.read_text()
+    for width in (500, 1200):
+        fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+        assert browser.evaluate(page, width, fits) is True
 
 
 @pytest.mark.usefixtures("prefect_server")

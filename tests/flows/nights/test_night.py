@@ -366,7 +366,7 @@ def test_a_night_ends_at_its_deadline(
     titles = ("until the first step: loading the model", "rows done by the deadline", "partitions done by the deadline")
     assert all(title in page for title in titles)
     assert f"The run ended by its deadline: {summary.num_unanswered:,} rows were not reached" in page
-    assert re.search(r"simulated before the run, on \d+ of its partitions\.", page)
+    assert re.search(r"simulated before the run, on \d+ of its \d+ partitions\.", page)
     nights.sql("delete from ranking_candidates where doc_id like 'm%'")
     first, second = night(file=file)
     assert (first.status, first.num_ok + first.num_already_done, second.num_ok) == ("completed", 6, 6)

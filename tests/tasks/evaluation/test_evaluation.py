@@ -189,12 +189,26 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
 @pytest.mark.usefixtures("few_replicates")
 @pytest.mark.parametrize("num_rows", [1, 5, 6])
 def test_a_bootstrap_of_few_rows_has_no_interval(database: Path, num_rows: int) -> None:
-    """Equal rows give it no width, however few they are; Wilson's interval is as wide as it must be."""
-    add_rankings(database, [0.9] * num_rows)
-    add_gold(database, ["yes"] * num_rows)
+    """Wilson's interval is as wide as it must be."""
+    add_rankings(database, ([0.9, 0.3] * 3)[:num_rows])
+    add_gold(database, (["yes"] * 4 + ["no"] * 2)[:num_rows])
     for each in evaluate_answers.fn(database, RANKING, "gold").metrics:
         is_share = each.metric in ("accuracy", "coverage", "precision", "recall", "mrr", "ndcg@10")
-        assert (each.low is not None) == (each.high is not None) == (is_share or num_rows == 6), each
+        assert (each.low is not None) == (each.high is not None) == (is_share or each.num_rows == 6), each
+
+
+@pytest.mark.usefixtures("few_replicates")
+@pytest.mark.parametrize("labels", [("yes", "no"), ("yes", "yes")])
+def test_a_bootstrap_of_equal_rows_has_no_interval(database: Path, labels: tuple[str, str]) -> None:
+    """All answers are right, as sure of it: that is no proof that all others would be."""
+    add_rankings(database, [0.9 if label == "yes" else 0.1 for label in labels * 6])
+    add_gold(database, labels * 6)
+    found = {each.metric: each for each in evaluate_answers.fn(database, RANKING, "gold").metrics}
+    for name in {"f1", "macro_f1", "kappa", "brier_score"} & found.keys():
+        assert (found[name].low, found[name].high) == (None, None), name
+    assert found["macro_f1"].value == 1
+    assert found["accuracy"].low is not None
+    assert found["accuracy"].low < 0.8
 
 
 @pytest.mark.usefixtures("few_replicates")
@@ -334,11 +348,18 @@ def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> 
         ("decimal(12, 2)", "12.5", "12.5::double", True),
         ("decimal(12, 2)", "12.5", "12.504", False),
         ("float", "0.1", "0.10", True),
+        ("float", "0.1", "0.1::double", True),
+        ("float", "1234567.9", "1234567.89", True),
+        ("float", "0.1", "0.11", False),
+        ("double", "0.1", "0.1::float", True),
+        ("double", "9007199254740993", "9007199254740992", True),
+        ("double", "0.1", "0.1000001", False),
         ("double", "'-0.0'", "0", True),
         ("double[]", "['-0.0', null]", "[0, null]", True),
         ("double[]", "[1.0, null]", "[1.0, 2.0]", False),
         ("text", "'Yes'", "e' Yes\\n'", True),
         ("text", "'Yes'", "e'\u3000Yes\u00a0'", True),
+        ("text", "'caf\u00e9'", "'cafe\u0301'", True),
         ("text", "'Yes'", "'No'", False),
     ],
 )
