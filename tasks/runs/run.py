@@ -57,9 +57,9 @@ def protect_result_storage() -> None:
 def hold_database(database: str | Path, *, is_written: bool = True) -> Iterator[None]:
     """Lock the database against other runs during the block; the kernel releases the lock however the process ends.
     Raises `DatabaseError` if another run holds the lock (its process id is named), or the database `is_written` and its
-    file cannot be; `ArtifactError` if the lock cannot be written."""
-    if is_written and Path(database).exists() and not os.access(database, os.W_OK):
-        raise DatabaseError(f"{database} cannot be written: the file, or its file system, is read-only")
+    file or folder, where DuckDB's log is, cannot be; `ArtifactError` if the lock cannot be written."""
+    if is_written and not all(os.access(path, os.W_OK) for path in (database, runs_folder(database).parent)):
+        raise DatabaseError(f"{database} cannot be written: the file, its folder or its file system is read-only")
     path = make_runs_folder(database) / "lock"
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
         try:
