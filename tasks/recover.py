@@ -24,6 +24,8 @@ RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
 KEEP_DAYS = 7
 """Artifacts in the cache that no run has used for this long are deleted."""
 
+STAYS = "run %s cannot be written, its answers stay in %s: %s"
+
 STOP_LOCK_TIMEOUT_SECONDS = 5.0
 """How long a stopped run waits for the database; answers that it cannot write are written by the next run."""
 
@@ -62,14 +64,17 @@ def recover_runs(database: Path) -> list[Run]:
     """Write answers that earlier runs finished but did not write; returns these runs, if they had rows to answer.
 
     Call it inside `hold_database`, see `sweep_runs`. A run with damaged artifacts, or with other columns than its
-    workload has now, is discarded, so that its rows are answered again. A run whose workload cannot be read, or whose
-    answers do not fit the tables, stays as it is. Both are warnings, because tonight's run can do its work. Raises
-    `DatabaseError` if the database is locked, or its file cannot be written, `ArtifactError` if a run's folder cannot.
+    workload has now, is discarded, so that its rows are answered again. A run whose workload cannot be read, whose
+    exchange is out of reach, or whose answers do not fit the tables, stays as it is. Both are warnings, because
+    tonight's run can do its work. Raises `DatabaseError` if the database is locked, or its file cannot be written,
+    `ArtifactError` if a run's folder cannot.
     """
     written = []
     for run in sweep_runs(database):
         run_id = run.record.run_id
-        use_exchange(Path(run.folder), lambda exchange: exchange.take())
+        if not use_exchange(Path(run.folder), lambda exchange: exchange.take()):
+            LOGGER.warning(STAYS, run_id, run.folder, "what its workers have answered is out of reach")
+            continue
         if "requests" not in run.artifacts:
             _discard(run)
             continue
@@ -92,7 +97,7 @@ def recover_runs(database: Path) -> list[Run]:
         except BatchloomError as error:
             if is_of_file(error):
                 raise
-            LOGGER.warning("run %s cannot be written, its answers stay in %s: %s", run_id, run.folder, error)
+            LOGGER.warning(STAYS, run_id, run.folder, error)
         else:
             run.finish()
             LOGGER.info("recovered run %s: %s", run_id, summary.text)

@@ -86,7 +86,7 @@ def _replace_answers(
         "part_columns": list(kind.written.values()),
         "types": kind.columns,
     }
-    time_of_run = this_run | {"now": datetime.now(UTC)}
+    time_of_run = this_run | {"started_at": run.started_at, "now": datetime.now(UTC)}
     created_at = execute(connection, "write/run_created_at", time_of_run, **names).fetchall()[0][0]
     execute(connection, "write/delete_run_rows", this_run, **names)
     if requests is None:

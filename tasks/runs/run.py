@@ -57,9 +57,9 @@ def protect_result_storage() -> None:
 def hold_database(database: str | Path, *, is_written: bool = True) -> Iterator[None]:
     """Lock the database against other runs during the block; the kernel releases the lock however the process ends.
     Raises `DatabaseError` if another run holds the lock (its process id is named), or the database `is_written` and its
-    file cannot be; `ArtifactError` if the lock cannot be written."""
-    if is_written and Path(database).exists() and not os.access(database, os.W_OK):
-        raise DatabaseError(f"{database} cannot be written: the file, or its file system, is read-only")
+    file or folder, where DuckDB's log is, cannot be; `ArtifactError` if the lock cannot be written."""
+    if is_written and not all(os.access(path, os.W_OK) for path in (database, runs_folder(database).parent)):
+        raise DatabaseError(f"{database} cannot be written: the file, its folder or its file system is read-only")
     path = make_runs_folder(database) / "lock"
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
         try:
@@ -77,8 +77,7 @@ def needs_isolation(database: str | Path, workload: str) -> bool:
     """Whether the workload's next run needs crash isolation: an engine in a process of its own.
 
     That is so after a run died while it tried rows, until a run tries all its rows without such a death. A row that
-    crashes an engine's own process becomes an error row; in the flow's process it would crash every night.
-    """
+    crashes an engine's own process becomes an error row; in the flow's process it would crash every night."""
     return _isolation_mark(database, workload).exists()
 
 
@@ -223,20 +222,21 @@ def _version(package: str) -> str:
 def drop_work(folder: Path) -> None:
     """Delete the files that only a run itself needed. Requests go last: `sweep_runs` sees that it was interrupted."""
     use_exchange(folder, lambda exchange: exchange.drop())
-    for path in (*folder.rglob("*.tmp"), folder / "overdue"):
-        path.unlink(missing_ok=True)
     for name in WORK_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
-    for path in sorted(folder.glob("*.parquet"), key=lambda path: path.name == REQUESTS):
+    artifacts = sorted(folder.glob("*.parquet"), key=lambda path: path.name == REQUESTS)
+    for path in (*folder.rglob("*.tmp"), folder / "overdue", *artifacts):
         path.unlink(missing_ok=True)
 
 
-def use_exchange(folder: Path, act: Callable[["RunExchange"], None]) -> None:
-    """Call `act` with the run's copy in an object store, if it has one; if the store is out of reach, a warning names
-    the copy."""
-    if (folder / "exchange").exists():
-        from tasks.runs.run_exchange import RunExchange, errors_as_warnings  # imported only when needed
+def use_exchange(folder: Path, act: Callable[["RunExchange"], None]) -> bool:
+    """Call `act` with the run's copy in an object store, if it has one. False, with a warning: it is out of reach."""
+    if not (folder / "exchange").exists():
+        return True
+    from tasks.runs.run_exchange import RunExchange, errors_as_warnings  # imported only when needed
 
-        url = (folder / "exchange").read_text()
-        with errors_as_warnings(url):
-            act(RunExchange(folder, url))
+    url = (folder / "exchange").read_text()
+    with errors_as_warnings(url):
+        act(RunExchange(folder, url))
+        return True
+    return False

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,19 +173,35 @@ def test_a_run_whose_end_cannot_be_noted_stays_and_ends_the_night(nights: Any) -
     assert [left.record.run_id for left in recover_runs(nights.path)] == [run.record.run_id]
 
 
-def test_a_database_that_cannot_be_written_is_found_before_any_work(nights: Any) -> None:
-    """A file system that is mounted for reading only; root may write to any other file."""
-    mount = ["mount", "--bind", str(nights.path), str(nights.path)]
-    if subprocess.run(mount, capture_output=True).returncode:
+@contextmanager
+def mounted(folder: Path, shown: Path, options: str) -> Iterator[None]:
+    """A folder or file is also seen at another place; root may write to any file that is not mounted for reading."""
+    if subprocess.run(["mount", "--bind", str(folder), str(shown)], capture_output=True).returncode:
         pytest.skip("this user may not mount")
     try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(nights.path)], check=True)
-        with pytest.raises(DatabaseError, match=r"team\.duckdb cannot be written: the file, or its file"):
+        subprocess.run(["mount", "-o", f"remount,bind,{options}", str(shown)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", str(shown)], check=True)
+
+
+def test_a_database_that_cannot_be_written_is_found_before_any_work(nights: Any) -> None:
+    with mounted(nights.path, nights.path, "ro"):
+        with pytest.raises(DatabaseError, match=r"team\.duckdb cannot be written: the file, its folder or its file"):
             nights.run("ranking")
         assert not nights.runs.exists()
         nights.run("ranking", sample=2)  # writes nothing
-    finally:
-        subprocess.run(["umount", str(nights.path)], check=True)
+
+
+def test_a_folder_in_which_duckdb_cannot_make_its_log_is_found_before_any_work(nights: Any) -> None:
+    nights.run("ranking", sample=2)
+    database, runs = nights.path, nights.runs
+    (shown := database.with_name("shown")).mkdir()
+    nights.path = shown / database.name
+    with mounted(shown.parent, shown, "ro"), mounted(database, nights.path, "rw"), mounted(runs, nights.runs, "rw"):
+        with pytest.raises(DatabaseError, match=r"team\.duckdb cannot be written: the file, its folder or its file"):
+            nights.run("ranking")
+        assert {path.name for path in runs.iterdir()} <= {"cache", "lock"}
 
 
 def test_a_table_replaced_during_the_night_ends_it_at_once(

@@ -101,6 +101,19 @@ def test_an_old_run_written_again_stays_old(night: Any) -> None:
     assert night.sql("select count(*) from snippets") == [(6,)]
 
 
+def test_a_run_that_is_written_after_newer_ones_is_older_than_they_are(night: Any) -> None:
+    """Its answers waited, because its workload could not be read."""
+    waiting = night.prepare()
+    night.sql("update documents set body = 'new'")
+    night.run()
+    assert waiting.write().num_ok == 3
+    assert night.sql("select distinct snippet from latest_snippets order by all") == [
+        ("new / query 1",),
+        ("new / query 2",),
+    ]
+    assert night.prepare().read.num_selected == 0
+
+
 def test_an_answer_is_the_newest_where_the_clock_was_set_back(night: Any) -> None:
     night.run()
     night.sql("update snippets set created_at = created_at + interval 1 year")

@@ -177,6 +177,24 @@ def test_what_workers_finished_for_a_run_that_died_is_taken_by_the_next(
     assert (rest.num_rows, rest.num_ok) == (12, 12), "the run that died knew another model"
 
 
+def test_a_run_that_died_waits_while_its_store_is_out_of_reach(
+    nights: Any, tmp_path: Path, temporary_folder: Path, prefect_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared, folder = Shared(nights, tmp_path, f"file://{tmp_path}/objects"), tmp_path / "objects"
+    (part,) = shared.answer(1)
+    PROCESS_HOST.release()
+    folder.rename(away := tmp_path / "away")
+    folder.touch()
+    recover_runs(nights.path)
+    assert f"its answers stay in {shared.run.folder}: what its workers have answered is out of reach" in caplog.text
+    assert nights.sql("select count(*) from runs") == [(0,)]
+    folder.unlink()
+    away.rename(folder)
+    recover_runs(nights.path)
+    assert nights.sql("select num_ok from runs") == [(part.num_rows,)]
+    assert list(folder.iterdir()) == []
+
+
 def test_a_worker_takes_over_what_another_one_did_of_a_partition(shared: Shared, temporary_folder: Path) -> None:
     parts = shared.answer(0)
     PROCESS_COPY.remove()  # another host

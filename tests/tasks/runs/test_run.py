@@ -202,13 +202,15 @@ with hold_database(sys.argv[1]):
 
 def test_one_run_at_a_time_and_a_killed_one_lets_go(database: Path) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    (other := database.with_name("other.duckdb")).touch()
+    database.touch()
     with subprocess.Popen([sys.executable, "-c", HOLD, str(database)], **pipes) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"held\n"
         message = rf"another run works on .*\(process id {child.pid}\)"
         with pytest.raises(DatabaseError, match=message), hold_database(database):
             pytest.fail("held twice")
-        with hold_database(database.with_name("other.duckdb")):
+        with hold_database(other):
             pass
         child.kill()
         child.wait(timeout=30)
@@ -218,5 +220,6 @@ def test_one_run_at_a_time_and_a_killed_one_lets_go(database: Path) -> None:
 
 def test_a_full_disk_is_named_where_the_lock_cannot_be_written(database: Path) -> None:
     message = r"lock cannot be written: File too large; [\d,]+ bytes free in "
+    database.touch()
     with files_of_at_most(0), pytest.raises(ArtifactError, match=message), hold_database(database):
         pytest.fail("held without a lock")
