@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 
 from engine import Completion, Grammar
 from engine.errors import WorkloadError
-from tasks.answers.column_grammar import Bounds, parse_type, value_grammar
+from tasks.answers.column_grammar import Bounds, value_grammar
+from tasks.answers.duckdb_type import parse_type
 from tasks.answers.extract import Extraction
 from tasks.answers.text import TextAnswer
 from tasks.workloads.workload import Workload, load_workload
@@ -114,9 +115,11 @@ def test_without_a_chat_template_the_columns_come_before_the_template(tmp_path: 
         ('a = { type = "INT", most = 3 }', "[columns]: [a]: 'most' is not a known key here"),
         ('a = { type = "INT", pattern = "x" }', "[columns]: a: pattern needs a VARCHAR in the type INTEGER"),
         ('a = { type = "INT", max_items = 3 }', "[columns]: a: max_items needs a LIST in the type INTEGER"),
-        ('a = { type = "VARCHAR", max_chars = -1 }', "[columns]: [a]: max_chars must be 1 or more, or left out"),
-        ('a = { type = "VARCHAR", max_chars = 0 }', "[columns]: [a]: max_chars must be 1 or more, or left out"),
-        ('a = { type = "INT[]", max_items = 0 }', "[columns]: [a]: max_items must be 1 or more, or left out"),
+        ('a = { type = "VARCHAR", max_chars = -1 }', "[columns]: [a]: max_chars must be 1 or more and below 2**31, or"),
+        ('a = { type = "VARCHAR", max_chars = 0 }', "[columns]: [a]: max_chars must be 1 or more and below 2**31, or"),
+        ('a = { type = "INT[]", max_items = 0 }', "[columns]: [a]: max_items must be 1 or more and below 2**31, or"),
+        ('a = { type = "INT[]", max_items = 1_000_000_000_000 }', "[a]: max_items must be 1 or more and below 2**31"),
+        ('a = { type = "VARCHAR", max_chars = 1_000_000_000_000 }', "[a]: max_chars must be 1 or more and below 2**31"),
         ('a = { type = "VARCHAR", pattern = "(" }', "[columns]: [a]: pattern cannot be used: invalid regex"),
         ('a = { type = "VARCHAR", pattern = "a)|(b" }', "[columns]: [a]: pattern cannot be used: invalid regex"),
         (
