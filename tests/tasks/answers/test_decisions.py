@@ -223,6 +223,14 @@ def test_a_question_that_is_changed_or_left_out(nights: Nights) -> None:
         nights.run(nights.load(other))
 
 
+def test_a_table_of_another_mode_is_refused(nights: Nights) -> None:
+    workload = nights.load(QUESTIONS)
+    nights.run(workload)
+    nights.sql("alter table triage drop column question_states")
+    with pytest.raises(DatabaseError, match=r"table 'triage' has no column 'question_states'; .*: add it"):
+        nights.run(workload)
+
+
 def test_rows_that_cannot_be_asked(nights: Nights) -> None:
     long = "late " * 120
     nights.sql(f"update tickets set message = case ticket_id when 't01' then null else '{long}' end "
