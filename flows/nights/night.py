@@ -138,13 +138,13 @@ class NightRun:
             else:
                 portions += found
         models = {step.name: step.model for step in first}
-        seconds_left = max(0.0, self._deadline - time.time())
+        seconds_left, is_full = max(0.0, self._deadline - time.time()), self._use(first[0].model).source.full
         for name, share in allot(portions, models, load_seconds, seconds_left).items():
             self._reserved[name] = share.seconds
             rows = f"{share.num_rows:,} of {share.num_rows + share.num_left:,} rows"
-            line = "%s: %s should fit before the deadline, %s are left for the next night"
-            LOGGER.info(line, name, rows, f"{share.num_left:,}")
-        self._least_spare = 0.0 if self._use(first[0].model).source.full else LEAST_SPARE * seconds_left
+            line = "%s: %s should fit before the deadline, %s are left for the next night%s"
+            LOGGER.info(line, name, rows, f"{share.num_left:,}", NEEDS_FULL if is_full and share.num_left else "")
+        self._least_spare = 0.0 if is_full else LEAST_SPARE * seconds_left
 
     def list_left(self, outcomes: Mapping[str, Outcome]) -> list[Step]:
         """Steps to take up again: they ended early to leave time for others, and enough of it is left.

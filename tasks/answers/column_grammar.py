@@ -7,7 +7,6 @@ every complete answer can be cast, and answers need no check.
 import json
 from typing import Annotated, Any
 
-import duckdb
 from pydantic import AfterValidator, StrictInt
 from pydantic.dataclasses import dataclass
 
@@ -26,7 +25,10 @@ _BITS = {"tinyint": 8, "smallint": 16, "integer": 32, "bigint": 64, "hugeint": 1
 SUPPORTED = "VARCHAR, BOOLEAN, whole numbers, FLOAT, DOUBLE, DECIMAL, DATE, TIMESTAMP, ENUM, lists and STRUCT of these"
 
 
-Count = Annotated[StrictInt, must(lambda count: count > 0, "must be 1 or more, or left out for any number, got {!r}")]
+Count = Annotated[
+    StrictInt,
+    must(lambda count: 0 < count < 2**31, "must be 1 or more and below 2**31, or left out for any number, got {!r}"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
@@ -50,19 +52,6 @@ class Bounds:
         if self.pattern:
             limits["pattern"] = f"^(?:{self.pattern})$"
         return json.dumps({"type": "string"} | limits)
-
-
-def parse_type(text: str) -> Any:
-    """The type as DuckDB parses it; `ValueError` if there is no such type, or a constraint follows it."""
-    try:
-        (_, type_), *others = duckdb.sqltype(f"STRUCT(value {text})").children
-    except duckdb.Error as error:
-        reason = str(error).strip().splitlines()[0].partition(": ")[2]
-        why = "" if "STRUCT(value" in reason else f": {reason}"
-        raise ValueError(f"{text!r} is not a type of DuckDB{why}") from error
-    if others:
-        raise ValueError(f"{text!r} is not a type of DuckDB")
-    return type_
 
 
 def value_grammar(type_: Any, bounds: Bounds) -> str:

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import duckdb
 import pyarrow as pa
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from engine.completion import Completion
+from tasks.answers.duckdb_type import parse_type
 from tasks.answers.kind import AnswerKind, EncodeLabels
 from tasks.answers.reserved_names import RESERVED_COLUMNS
 from tasks.answers.toml_value import CONFIG, Output, Text, must, refuse_if
@@ -36,9 +36,9 @@ def find_labels(type_: str) -> tuple[Literal["boolean", "enum", "score"], tuple[
         refuse_if(not low < high < low + MOST_LABELS, f"must have from 2 to {MOST_LABELS} scores, got {type_!r}")
         return "score", tuple(map(str, range(low, high + 1)))
     try:
-        parsed = duckdb.sqltype(type_)
-    except duckdb.Error as error:
-        raise ValueError(f"{_EXPECTED}, got {type_!r}: {str(error).splitlines()[0]}") from error
+        parsed = parse_type(type_)
+    except ValueError as error:
+        raise ValueError(f"{_EXPECTED}; {error}") from error
     if parsed.id == "boolean":
         return "boolean", ("yes", "no")
     refuse_if(parsed.id != "enum", f"{_EXPECTED}, got {type_!r}")
@@ -125,7 +125,9 @@ class Decisions(AnswerKind):
     def suffixes(self) -> tuple[str, ...]:
         """The text after the row's own, for each question."""
         return tuple(
-            self.question_template.replace("{options}", ", ".join(question.labels)).replace("{question}", question.ask)
+            ", ".join(question.labels).join(
+                part.replace("{question}", question.ask) for part in self.question_template.split("{options}")
+            )
             for question in self.questions.values()
         )
 

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass
 
 from engine.completion import Completion
-from tasks.answers.column_grammar import Bounds, leaf_ids, object_grammar, parse_type, value_grammar
+from tasks.answers.column_grammar import Bounds, leaf_ids, object_grammar, value_grammar
+from tasks.answers.duckdb_type import parse_type
 from tasks.answers.grammar_source import GrammarSource, SchemaText, constrained_answer
 from tasks.answers.kind import EncodeLabels, SingleRequest
 from tasks.answers.reserved_names import RESERVED_COLUMNS

@@ -73,4 +73,5 @@ def constrained_answer(completion: Completion, decode: Callable[[Sequence[int]],
     token_ids = [int(token) for token in completion.token_ids]
     if completion.finish_reason == "length":
         return {"error": f"the answer is not complete after max_new_tokens = {len(token_ids)} tokens"}
-    return {"answer": decode(token_ids), "token_ids": token_ids}
+    text, twice = decode(token_ids), decode(2 * token_ids)  # some decoders drop a space, but only the first one
+    return {"answer": twice[len(text) :], "token_ids": token_ids}

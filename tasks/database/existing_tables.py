@@ -93,10 +93,11 @@ def _check_columns(workload: Workload, where: str, relation: Relation, expected:
 
 def list_added(workload: Workload | None, table: str) -> Mapping[str, str]:
     """Columns, with their types, that a table (in lower case) of an earlier version or of an earlier workload file may
-    lack: new questions or columns to extract in the workload's file, and thoughts that it keeps."""
+    lack: new questions or columns to extract in the workload's file, and thoughts that it keeps. What is read with
+    earlier answers, as the states of their questions, is not among them."""
     if workload is None or table != workload.output.table.lower():
         return ADDED.get(table, {})
-    columns = workload.kind.columns
+    columns = {name: type_ for name, type_ in workload.kind.columns.items() if name != "question_states"}
     if workload.kind.mode in ("decide", "extract"):
         return {**ADDED_TO_ANSWERS, **columns}
     return ADDED_TO_ANSWERS | ({"thinking": columns["thinking"]} if workload.kind.thinking == "keep" else {})

@@ -35,7 +35,8 @@ def build_thinking_format(prompt: Prompt, switch: str, codec: TextCodec) -> Prom
     Args:
         switch: "off", "keep" or "drop".
     Raises:
-        ModelError: the template has no such switch, or the tokenizer has no marks around thoughts.
+        ModelError: the template has no such switch, or the system message sets it to off (as SmolLM3's `/no_think`), or
+            the tokenizer has no marks around thoughts.
     """
     if switch == "off":
         if not _has_switch(codec):
@@ -44,8 +45,10 @@ def build_thinking_format(prompt: Prompt, switch: str, codec: TextCodec) -> Prom
                 "thinking"
             )
         return build_prompt_format(prompt, codec, **OFF)
-    opening, _, _ = _find_texts(codec)
+    opening, _, mark = _find_texts(codec)
     form = build_prompt_format(prompt, codec, **ON)
+    if codec.trust(mark) in form.tail:
+        raise ModelError(f"with this system message the model's chat template writes {mark}, which turns thinking off")
     return replace(form, tail=form.tail + codec.trust(opening))
 
 

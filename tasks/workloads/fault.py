@@ -19,7 +19,10 @@ _EXPECTED = {
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 """pydantic's types of errors for a key that a table does not have."""
 
-_MISSING = {"key": "a list of strings", "labels": "a list of strings", "prompt": "a table", "output": "a table"}
+_MISSING = {
+    **dict.fromkeys(("key", "labels"), "a list of strings"),
+    **dict.fromkeys(("prompt", "output", "questions"), "a table"),
+}
 
 FOREIGN_KEYS = {
     "labels": "labels belong to mode 'score'",

@@ -121,7 +121,7 @@ class Workload:
         row_layouts: rows with their own order of parts; no key of the file. None for none.
     """
 
-    name: Annotated[Text, must(_PLAIN.fullmatch, "must hold letters, digits, '-' and '_' only, got {!r}")]
+    name: Annotated[Name, must(_PLAIN.fullmatch, "must hold letters, digits, '-' and '_' only, got {!r}")]
     source: str
     kind: SkipValidation[AnswerKind]
     requests_sql: Annotated[Text, AfterValidator(_read_requests_sql)]

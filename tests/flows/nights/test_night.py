@@ -407,3 +407,6 @@ def test_what_fits_is_chosen_over_all_models_before_the_night(
     assert summaries[0].num_ok < 12
     assert nights.sql("select count(*), count(distinct (doc_id, query_id)) from snippets") == [(12, 12)]
     assert "left at the deadline" not in caplog.text
+    with caplog.at_level("INFO", "batchloom"):
+        night(file=file, budget="1h", full=True)
+    assert re.search(r"snippets: .* are left for the next night \(rows answered before only with --full\)", caplog.text)

@@ -146,6 +146,12 @@ def test_every_question_is_answered_as_if_it_were_alone(nights: Nights, expect: 
     ]  # fmt: skip
 
 
+def test_words_in_braces_are_replaced_in_the_template_alone(nights: Nights) -> None:
+    question = """{ type = "ENUM('{question}', '{options}')", ask = "{options} or {question}?" }"""
+    kind = nights.load({"which": question}).kind
+    assert kind.suffixes == (suffix_of("{options} or {question}?", ("{question}", "{options}")),)
+
+
 def test_a_rows_text_is_computed_once_for_all_its_questions(nights: Nights) -> None:
     summary = nights.run(nights.load(QUESTIONS))
     plan = nights.plans[0]
@@ -215,6 +221,14 @@ def test_a_question_that_is_changed_or_left_out(nights: Nights) -> None:
         match="column 'tone' is DOUBLE, batchloom writes BOOLEAN: alter its type, or name another column or table",
     ):
         nights.run(nights.load(other))
+
+
+def test_a_table_of_another_mode_is_refused(nights: Nights) -> None:
+    workload = nights.load(QUESTIONS)
+    nights.run(workload)
+    nights.sql("alter table triage drop column question_states")
+    with pytest.raises(DatabaseError, match=r"table 'triage' has no column 'question_states'; .*: add it"):
+        nights.run(workload)
 
 
 def test_rows_that_cannot_be_asked(nights: Nights) -> None:
@@ -304,11 +318,13 @@ def test_written_twice_is_written_once(nights: Nights) -> None:
     [
         (
             """{ type = "ENUM()", ask = "?" }""",
-            "type must be BOOLEAN, ENUM('a', 'b', ...) or SCORE(1, 5), got 'ENUM()'",
+            "type must be BOOLEAN, ENUM('a', 'b', ...) or SCORE(1, 5); 'ENUM()' is not a type of DuckDB: ENUM type",
         ),
         ("""{ type = "ENUM('a')", ask = "?" }""", "must have from 2 to 100 labels, none of them empty, got"),
         ("""{ type = "ENUM('a', ' ')", ask = "?" }""", "must have from 2 to 100 labels, none of them empty, got"),
         ("""{ type = "ENUM('a', 'a')", ask = "?" }""", "duplicate value a"),
+        ("""{ type = "BOOLEAN DEFAULT 3", ask = "?" }""", "'BOOLEAN DEFAULT 3' is not a type of DuckDB"),
+        ("""{ type = "BOOLEAN NOT NULL", ask = "?" }""", "'BOOLEAN NOT NULL' is not a type of DuckDB"),
         ("""{ type = "INTEGER", ask = "?" }""", "must be BOOLEAN, ENUM('a', 'b', ...) or SCORE(1, 5), got 'INTEGER'"),
         ("""{ type = "SCORE(5, 1)", ask = "?" }""", "must have from 2 to 100 scores, got 'SCORE(5, 1)'"),
         ("""{ type = "SCORE(0, 100)", ask = "?" }""", "must have from 2 to 100 scores, got 'SCORE(0, 100)'"),
@@ -329,6 +345,7 @@ def test_a_bad_question_is_named(nights: Nights, question: str, message: str) ->
     ("questions", "changes", "message"),
     [
         ({}, {}, "[questions]: must hold at least one question"),
+        ({}, {"[questions]\n": ""}, "questions is missing; expected a table"),
         ({'""': QUESTIONS["tone"]}, {}, "[questions]: must have printable names of at most 128 characters, got ''"),
         ({r'"a\nb"': QUESTIONS["tone"]}, {}, r"of at most 128 characters, got 'a\nb'"),
         (QUESTIONS | {"Tone": QUESTIONS["tone"]}, {}, "[questions]: give the column 'tone' twice"),

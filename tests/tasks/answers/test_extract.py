@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer
 
 from engine import Completion, Grammar
 from engine.errors import WorkloadError
-from tasks.answers.column_grammar import Bounds, parse_type, value_grammar
+from tasks.answers.column_grammar import Bounds, value_grammar
+from tasks.answers.duckdb_type import parse_type
 from tasks.answers.extract import Extraction
 from tasks.answers.text import TextAnswer
 from tasks.workloads.workload import Workload, load_workload
@@ -114,9 +116,11 @@ def test_without_a_chat_template_the_columns_come_before_the_template(tmp_path: 
         ('a = { type = "INT", most = 3 }', "[columns]: [a]: 'most' is not a known key here"),
         ('a = { type = "INT", pattern = "x" }', "[columns]: a: pattern needs a VARCHAR in the type INTEGER"),
         ('a = { type = "INT", max_items = 3 }', "[columns]: a: max_items needs a LIST in the type INTEGER"),
-        ('a = { type = "VARCHAR", max_chars = -1 }', "[columns]: [a]: max_chars must be 1 or more, or left out"),
-        ('a = { type = "VARCHAR", max_chars = 0 }', "[columns]: [a]: max_chars must be 1 or more, or left out"),
-        ('a = { type = "INT[]", max_items = 0 }', "[columns]: [a]: max_items must be 1 or more, or left out"),
+        ('a = { type = "VARCHAR", max_chars = -1 }', "[columns]: [a]: max_chars must be 1 or more and below 2**31, or"),
+        ('a = { type = "VARCHAR", max_chars = 0 }', "[columns]: [a]: max_chars must be 1 or more and below 2**31, or"),
+        ('a = { type = "INT[]", max_items = 0 }', "[columns]: [a]: max_items must be 1 or more and below 2**31, or"),
+        ('a = { type = "INT[]", max_items = 1_000_000_000_000 }', "[a]: max_items must be 1 or more and below 2**31"),
+        ('a = { type = "VARCHAR", max_chars = 1_000_000_000_000 }', "[a]: max_chars must be 1 or more and below 2**31"),
         ('a = { type = "VARCHAR", pattern = "(" }', "[columns]: [a]: pattern cannot be used: invalid regex"),
         ('a = { type = "VARCHAR", pattern = "a)|(b" }', "[columns]: [a]: pattern cannot be used: invalid regex"),
         (
@@ -178,6 +182,8 @@ def test_a_generated_text_may_have_a_pattern_or_a_schema(tmp_path: Path) -> None
     free = load_workload(save(tmp_path, GENERATE + 'stop = ["x"]'))
     assert plain.digest == load_workload(save(tmp_path, GENERATE + 'pattern = ""')).digest != free.digest
     (tmp_path / "shape.json").write_text(json.dumps(SCHEMA))
+    tokenizer = Tokenizer(models.BPE({"</s>": 0, "▁no": 1, "w": 2}, []))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     for line in ('pattern = "[0-9]{4}"', 'schema = "shape.json"'):
         workload = load_workload(save(tmp_path, GENERATE + line))
         assert workload.digest != plain.digest
@@ -186,7 +192,8 @@ def test_a_generated_text_may_have_a_pattern_or_a_schema(tmp_path: Path) -> None
         cut = Completion(request_id="0", finish_reason="length", token_ids=(1, 2))
         assert workload.kind.read(cut, str) == {"error": "the answer is not complete after max_new_tokens = 2 tokens"}
         whole = Completion(request_id="0", finish_reason="eos", token_ids=(1, 2))
-        assert workload.kind.read(whole, lambda token_ids: " 1") == {"answer": " 1", "token_ids": [1, 2]}
+        answer = workload.kind.read(whole, tokenizer.decode)
+        assert answer == {"answer": " now", "token_ids": [1, 2]}, "with the space that SentencePiece's decoders drop"
     for lines, message in (
         ('pattern = "("', r"\[decoding\]: pattern cannot be used: .*unclosed group"),
         ('pattern = "[^\\\\x00-\\\\x{10FFFF}]"', "pattern cannot be used: the grammar allows no answer"),

@@ -129,6 +129,7 @@ def test_thoughts_of_any_text_are_cast_with_the_columns(text: str) -> None:
         thinking="keep", max_thinking_tokens=9, columns={"kind": {"type": "VARCHAR"}}, output={"table": "answers"}
     )  # type: ignore[call-arg]
     completion = Completion(request_id="0", finish_reason="eos", token_ids=[1], thinking_token_ids=[2])
-    values = kind.read(completion, lambda ids: f" {text}\n" if ids == [2] else '{"kind": "a}b"}')
+    tokens = {1: '{"kind": "a}b"}', 2: f" {text}\n"}
+    values = kind.read(completion, lambda ids: "".join(tokens[token_id] for token_id in ids))
     query = "select unnest(cast(cast($answer as json) as struct(kind varchar, thinking varchar)))"
     assert duckdb.execute(query, {"answer": values["answer"]}).fetchall() == [("a}b", text.strip())]

@@ -1,6 +1,7 @@
 """A chat template's switch and marks for thoughts, as transformers renders them."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,5 +104,13 @@ def test_a_checkpoint_that_does_not_think_so_is_refused(tiny_llama: Path, tmp_pa
     never = with_template(tiny_llama, tmp_path / "never", CHAT_TEMPLATE, "<think>", "</think>")
     with pytest.raises(ModelError, match="no switch for thinking"):
         workload_format(PROMPT, "drop", never)
+    switches = CHAT_TEMPLATE + (
+        "{% if add_generation_prompt and (not enable_thinking or '/no_think' in messages[0].content) %}"
+        "<think>\n\n</think>\n\n{% endif %}"
+    )
+    told = with_template(tiny_llama, tmp_path / "told", switches, "<think>", "</think>")
+    workload_format(PROMPT, "keep", told)
+    with pytest.raises(ModelError, match="with this system message the model's chat template writes </think>"):
+        workload_format(replace(PROMPT, system="/no_think"), "keep", told)
     unmarked = with_template(tiny_llama, tmp_path / "unmarked", THINKING_TEMPLATE.replace("think>", "thought>"))
     assert "thought" in workload_format(PROMPT, "off", unmarked).tail, "turning it off needs no marks"

@@ -131,6 +131,7 @@ GENERATE_FAULTS = [
     ('name = "titles"', "", "name is missing; expected a string"),
     ('name = "titles"', 'name = "a/b"', "name must hold letters, digits"),
     ('name = "titles"', 'nmae = "titles"\nname = "t"', "'nmae' is not a known key"),
+    ('name = "titles"', f'name = "{"x" * 129}"', "name must be a printable name of at most 128 characters"),
     ('name = "titles"', "name = 3", "name must be a string, got 3"),
     ('mode = "generate"', 'mode = "guess"', "'score', 'extract', 'decide' or 'embed', got 'guess'"),
     ('mode = "generate"', 'mode = "generate"\nlabels = ["a", "b"]', "labels belong to mode 'score'"),
