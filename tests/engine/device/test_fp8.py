@@ -20,6 +20,7 @@ from engine.model.model_shape import ModelShape
 from engine.simulation.device import DEVICES, Roofline, StepWork
 from tasks.forecast.hardware import choose_hardware
 from tasks.workers.engine_team import EngineTeam
+from tests.engine.execution.test_memory_budget import Operations
 
 CONFIG = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
@@ -140,7 +141,9 @@ def test_a_product_without_a_kernel_for_scales_of_rows_is_scaled_afterwards(
         return product(*factors, scale_a=scale_a, **how)
 
     monkeypatch.setattr(torch, "_scaled_mm", product_of_one_scale)
-    found = scaled_linear(rows, weights, bias, torch.bfloat16)
+    with Operations() as operations:
+        found = scaled_linear(rows, weights, bias, torch.bfloat16)
+    assert not operations.found & {torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor}, "scaled in place"
     assert found.dtype == torch.bfloat16
     assert torch.allclose(found.double(), exact, rtol=2**-8, atol=1e-4)
     assert torch.equal(scaled_linear(rows, weights, bias, torch.bfloat16), found)

@@ -81,8 +81,11 @@ def scaled_linear(
                 _SCALED_AFTERWARDS.add(product)
         one = torch.ones((), device=rows.values.device)
         found = torch._scaled_mm(*factors, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True)
-    found = found * rows.scales * weights.scales.t()
-    return (found if bias is None else found + bias).to(out_dtype)
+    found *= rows.scales  # in place: of a prompt's rows it may be a gigabyte
+    found *= weights.scales.t()
+    if bias is not None:
+        found += bias
+    return found.to(out_dtype)
 
 
 def is_interpreted() -> bool:
