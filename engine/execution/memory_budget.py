@@ -100,7 +100,7 @@ class MemoryProfile:
             spent = ", ".join(f"{name} {size / _GB:.2f}" for name, size in parts)
             raise CapacityError(
                 f"no memory is left for KV: of {self.total / _GB:.2f} GB, {spent} GB; a smaller "
-                "max_num_batched_tokens makes a step smaller"
+                "max_num_batched_tokens makes a step smaller, cuda_graphs 'never' takes none for graphs"
             )
         return int(memory_fraction * left) // num_processes
 

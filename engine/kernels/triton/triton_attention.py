@@ -276,10 +276,14 @@ class PagedAttention(TritonAttention):
 
 
 def architecture_of(device: torch.device) -> str:
-    """The name of the tuned configuration of a device: "sm_90", "gfx942", or "interpreter" for the CPU."""
+    """The name of the tuned configuration of a device: "sm_90", "gfx942", or "interpreter" for the CPU. Raises
+    `ValueError` for a GPU whose matrix units Triton does not use."""
     if device.type != "cuda":
         return "interpreter"
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip is not None:
         return str(properties.gcnArchName).split(":")[0]
+    if properties.major < 8:
+        capability = f"{properties.major}.{properties.minor}"
+        raise ValueError(f"{properties.name} has compute capability {capability}, 8.0 is needed: set device to cpu")
     return f"sm_{properties.major}{properties.minor}"

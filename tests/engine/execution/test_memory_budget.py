@@ -44,7 +44,8 @@ def test_nothing_left_is_refused_with_the_figures(resident: int) -> None:
         profile.kv_share_bytes(0.9)
     assert str(refused.value) == (
         f"no memory is left for KV: of 80.00 GB, weights {resident / 10:.2f}, a full step 5.00, CUDA graphs 1.00, "
-        "other use of the device 4.00 GB; a smaller max_num_batched_tokens makes a step smaller"
+        "other use of the device 4.00 GB; a smaller max_num_batched_tokens makes a step smaller, "
+        "cuda_graphs 'never' takes none for graphs"
     )
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,6 +74,18 @@ def test_without_a_compiler_the_line_says_what_it_costs_and_which_package_mends_
 def test_a_backend_of_the_other_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="attention 'native' runs on the CPU, not on cuda"):
         make("native", device="cuda")
+
+
+def test_a_gpu_whose_matrix_units_triton_does_not_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(name="Tesla T4", major=7, minor=5, multi_processor_count=40)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch, "version", SimpleNamespace(hip=None))
+    why = "attention 'fused': Tesla T4 has compute capability 7.5, 8.0 is needed: set device to cpu"
+    for name in ("auto", "fused"):
+        with pytest.raises(ConfigError, match=why):
+            make(name, device="cuda")
+    gpu.major, gpu.minor = 8, 6
+    assert make("auto", device="cuda").name == "fused"
 
 
 BARE_PROGRAM = """

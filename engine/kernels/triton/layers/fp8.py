@@ -24,6 +24,10 @@ LEAST = tl.constexpr(1e-12)
 
 SCALE_BYTES = tl.constexpr(2)
 
+NO_KERNEL = "not.*supported|cutlass cannot"
+"""In the messages of torch where it has no kernel with a scale per row: cuBLAS for some sizes, such as few rows of many
+columns on an H100; CUTLASS, which torch takes on other NVIDIA GPUs, for devices that torch is not built for."""
+
 _SCALED_AFTERWARDS: set[tuple[int, ...]] = set()
 """Products for which torch has said that it has no kernel with a scale per row: rows, depth, columns, no bias. Its
 refusal takes the host as long as several launches, and a step has over a hundred products."""
@@ -72,14 +76,16 @@ def scaled_linear(
                     use_fast_accum=True,
                 )  # fmt: skip
             except RuntimeError as error:
-                # cuBLAS has no kernel with a scale per row for some sizes, such as few rows of many columns on an H100.
-                if not re.search("not.supported", str(error), re.IGNORECASE):
+                if not re.search(NO_KERNEL, str(error), re.IGNORECASE):
                     raise
                 _SCALED_AFTERWARDS.add(product)
         one = torch.ones((), device=rows.values.device)
         found = torch._scaled_mm(*factors, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True)
-    found = found * rows.scales * weights.scales.t()
-    return (found if bias is None else found + bias).to(out_dtype)
+    found *= rows.scales  # in place: of a prompt's rows it may be a gigabyte
+    found *= weights.scales.t()
+    if bias is not None:
+        found += bias
+    return found.to(out_dtype)
 
 
 def is_interpreted() -> bool:
