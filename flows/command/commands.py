@@ -3,8 +3,7 @@
 from typing import Any
 
 COMMANDS = {
-    "nightly": "Answer the rows of a database that have no answer yet. batchloom nightly NIGHT.toml [--until 06:00] "
-    "runs a night file.",
+    "nightly": "Answer the rows without an answer. batchloom nightly NIGHT.toml [--until 06:00] runs a night file.",
     "check": "Find the errors of a night file, in seconds, without loading a model.",
     "explain": "Predict what the nightly flow would do and how long it would take, without loading the model.",
     "advise": "Show how many tokens the order of a prompt's fields and instructions costs, and the best order.",

@@ -1,5 +1,6 @@
 """Wrong options of the command line, described in one line."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
@@ -59,4 +60,4 @@ def describe_usage(error: CycloptsError, command: str, options: Collection[str])
     if isinstance(error, UnusedCliTokensError):
         tokens = ", ".join(error.unused_tokens or ())
         return f"{tokens}: belongs to no option (several values are given as --option A --option B)"
-    return " ".join(str(error).split())
+    return re.sub(r"int\|Literal\[(\w+)\]", r"a whole number or \1", " ".join(str(error).split()))

@@ -14,6 +14,7 @@ from flows.nights.night import night
 from flows.quality.calibrate import calibrate
 from flows.quality.compare import compare
 from flows.quality.evaluate import evaluate
+from tasks.answers.reserved_names import RESERVED_COLUMNS
 from tasks.database.connection import connect
 from tasks.database.demo_database import build_demo_database, read_demo_contents
 from tasks.database.schema import check_requests, create_schema
@@ -75,6 +76,12 @@ def test_the_page_of_operation_names_every_option_of_a_night(capsys: pytest.Capt
     )
     assert "--kv-memory" in offered
     assert offered <= named, offered - named
+
+
+def test_the_page_of_workloads_names_every_reserved_column() -> None:
+    text = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+)`", text.partition("**Reserved names.**")[2].partition("\n\n")[0])
+    assert {name for name in RESERVED_COLUMNS if not re.fullmatch(r"num_\w+_tokens", name)} <= set(named)
 
 
 def test_the_readme_counts_what_the_demo_asks() -> None:

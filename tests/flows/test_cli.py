@@ -332,6 +332,10 @@ def test_what_is_missing_is_named(nights: Any, tmp_path: Path, capsys: pytest.Ca
             ["nightly", str(night), "--device", "cpu"],
             "nightly: --device does not go with a night file, whose tables hold",
         ),
+        (
+            ["nightly", *nights.inputs, "--workers", "two"],
+            'nightly: Invalid value for --workers: unable to convert "two" into a whole number or auto.',
+        ),
         (["check"], "check: NIGHT.toml is missing"),
         (["check", str(night), "more"], "check: more: belongs to no option"),
         (["advise", *nights.inputs], "advise: WORKLOAD is missing"),

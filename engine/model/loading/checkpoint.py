@@ -38,8 +38,7 @@ _LAYER = re.compile(
 
 def resolve_checkpoint(model: str | Path) -> Path:
     """A local folder with config.json, tokenizer files, and safetensors weights or a GGUF file's table of tensors; that
-    of a .gguf file is made once, in the cache folder. Raises `ModelError` if there is no such folder, file or hub id,
-    or if a file is missing."""
+    of a .gguf file is made once, in the cache folder. Raises `ModelError` if folder, file or hub id are missing."""
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
