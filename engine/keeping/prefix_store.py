@@ -211,7 +211,9 @@ class PrefixStore:
             with self._lock, self._index as index:
                 yield index
         except sqlite3.Error as error:
-            raise OSError(f"its index: {error}") from error
+            is_damaged = not isinstance(error, sqlite3.OperationalError)  # that is a lock or a full disk
+            advice = "; delete the folder, which is then filled anew" if is_damaged else ""
+            raise OSError(f"its index: {error}{advice}") from error
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.kv"
