@@ -249,6 +249,22 @@ def test_the_text_of_two_modes_is_compared(tmp_path: Path) -> None:
     assert found == {"agreement": 0, "token_f1": pytest.approx(4 / 5)}
 
 
+def test_a_question_that_only_one_workload_asks_changes_no_answer() -> None:
+    """Else a new question would hide which of the old ones are answered in another way."""
+    tall, old, large = ({name: {"type": "BOOLEAN", "ask": "?"}} for name in ("tall", "old", "large"))
+    kinds = [Decisions(questions=asked, output={"table": "t"}) for asked in (tall, tall | old, large)]
+
+    def pair(first: dict[str, bool], second: dict[str, bool]) -> PairedRow:
+        given = {"key": {}, "error": None, "num_prompt_tokens": 9, "num_output_tokens": 0}
+        return PairedRow(*(AnsweredRow(answer=answer, **given) for answer in (first, second)))
+
+    same = pair({"tall": True}, {"tall": True, "old": True})
+    other = pair({"tall": True}, {"tall": False, "old": True})
+    assert list_changed([same, other], (kinds[0], kinds[1])) == [other]
+    apart = pair({"tall": True}, {"large": True})
+    assert list_changed([apart], (kinds[0], kinds[2])) == [apart], "they have nothing in common"
+
+
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
 def test_gold_keys_with_a_time_zone_match_in_any_zone(
     nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str
