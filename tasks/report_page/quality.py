@@ -44,7 +44,7 @@ def interval(each: Row) -> str:
 
 def _draw_metrics(metrics: Sequence[Row]) -> Picture:
     """A dot with an interval for each metric, on a scale from 0 to 1; it reaches further if an interval does."""
-    names = [f"{_short(each.column_name, 34)}: {each.metric}" for each in metrics]
+    names = [_short(f"{_short(each.column_name, 34)}: {each.metric}", 56) for each in metrics]
     left = max(NAME_WIDTH, max(map(text_width, names)) + 24)
     right, height = WIDE - VALUE_WIDTH, len(metrics) * ROW_HEIGHT
     least = min(0.0, *(float(each.value if each.low is None else each.low) for each in metrics))
