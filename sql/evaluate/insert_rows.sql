@@ -10,7 +10,7 @@ with texts as (
         request_key,
         status,
         confidence,
-        given,
+        if(typeof(answer) = 'FLOAT', expected::varchar, given) as given, -- no more digits than an answer can have
         expected is not distinct from answer as is_same,
         typeof(answer) as answer_type,
         coalesce(
@@ -29,13 +29,9 @@ compared as (
     select
         *,
         status = 'ok' and case $kind
-            when 'number' then
-                case answer_type
-                    when 'FLOAT' then is_same
-                    when 'DOUBLE' then try_cast(given as double) is not distinct from try_cast(answer as double)
-                    else  -- 1.5 is no integer, and whole numbers beyond 2^53 are not exact as doubles
-                        try_cast(given as double) is not distinct from try_cast(answer as double) and is_same
-                end
+            when 'number' then  -- 1.5 is no integer, and whole numbers beyond 2^53 are not exact as doubles
+                try_cast(given as double) is not distinct from try_cast(answer as double)
+                and (is_same or answer_type = 'DOUBLE')
             when 'text' then
                 regexp_replace(expected, '^[\s\v\p{Z}]+|[\s\v\p{Z}]+$', '', 'g') is not distinct
                 from regexp_replace(answer, '^[\s\v\p{Z}]+|[\s\v\p{Z}]+$', '', 'g')

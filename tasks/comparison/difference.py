@@ -115,7 +115,8 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
     workloads have answered them."""
     answered = [row for row in rows if row.first.error is row.second.error is None]
     first, second = (workload.kind.columns for workload in workloads)
-    types = {name: second[name] for name in second if first.get(name) == second[name]} if answered else {}
+    is_same = {name: duckdb.sqltype(first[name]) == duckdb.sqltype(second[name]) for name in second if name in first}
+    types = {name: second[name] for name in is_same if is_same[name]} if answered else {}
     shared = {name: type_ for name, type_ in types.items() if any(name in row.second.answer for row in answered)}
     if not shared:
         return []

@@ -23,14 +23,15 @@ class PairedRow(NamedTuple):
 
 
 def list_changed(rows: Sequence[PairedRow], kinds: tuple[AnswerKind, AnswerKind]) -> list[PairedRow]:
-    """The rows whose two answers differ; probabilities, scores of labels and thoughts are ignored. `kinds` are those of
-    the first and the second workload."""
-    ignored = tuple(_list_ignored(kind) for kind in kinds)
+    """The rows whose two answers differ; probabilities, scores of labels and thoughts are ignored, and so are columns
+    that only one workload has, unless both have none in common. `kinds` are those of the first and the second."""
+    counted = [kind.columns.keys() - _list_ignored(kind) for kind in kinds]
+    shared = counted[0] & counted[1]
     changed = []
     for row in rows:
         first, second = (
-            (side.error is not None, {name: value for name, value in side.answer.items() if name not in columns})
-            for side, columns in zip(row, ignored, strict=True)
+            (side.error is not None, {name: value for name, value in side.answer.items() if name in (shared or own)})
+            for side, own in zip(row, counted, strict=True)
         )
         if first != second:
             changed.append(row)
@@ -41,7 +42,7 @@ def _list_ignored(kind: AnswerKind) -> set[str]:
     """The columns of answers that say how sure the model is, or how it came to the answer."""
     ignored = {"score", "label_logprobs"} if kind.score_labels else set()
     if kind.question_digests:
-        ignored.update(column for columns in kind.question_columns for column in columns[1:])
+        ignored.update(kind.columns.keys() - {columns[0] for columns in kind.question_columns})
     return ignored | ({THINKING_COLUMN} if kind.thinking == "keep" else set())
 
 

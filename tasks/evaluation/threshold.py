@@ -44,7 +44,8 @@ class Threshold:
         """Descriptions of the metrics that miss the bound; raises `ConfigError` if no metric has the name."""
         found = [each for each in metrics if self._names(each)]
         if not found:
-            known = sorted({each.metric for each in metrics})
+            named = [(each.column_name, each.metric, each.label or "") for each in metrics]
+            known = sorted({".".join(filter(None, names)) for names in named if bool(names[2]) == bool(self.label)})
             name = ".".join(filter(None, (self.column_name, self.metric, self.label)))
             raise ConfigError(f"no metric {name!r} was computed; there are {', '.join(known)}")
         return [
@@ -57,7 +58,7 @@ class Threshold:
         """Whether the threshold is about a metric: "agreement" has no gold, other metrics count only against gold."""
         is_right_reference = each.reference == GOLD or each.metric == "agreement"
         is_named = (each.metric, each.label or "") == (self.metric, self.label)
-        return is_right_reference and is_named and self.column_name in ("", each.column_name)
+        return is_right_reference and is_named and self.column_name.lower() in ("", each.column_name.lower())
 
 
 def _describe(each: Metric) -> str:

@@ -6,11 +6,13 @@ from operator import attrgetter
 
 from markupsafe import Markup
 
-from tasks.report_page.chart import HEIGHT, NARROW, TOP, WIDE, Chart, Picture, Scale, element
+from tasks.report_page.chart import HEIGHT, NARROW, TOP, WIDE, Chart, Picture, Scale, element, text_width
 from tasks.report_page.facts import Row, RunFacts
 from tasks.report_page.quantity import count, percent
 
 ROW_HEIGHT, NAME_WIDTH, VALUE_WIDTH = 26.0, 250.0, 210.0
+"""The names' width is the least: longer ones have more."""
+
 MOST_LABELS = 12
 """For a column with more labels, the confusion is only shown as a table."""
 
@@ -42,17 +44,19 @@ def interval(each: Row) -> str:
 
 def _draw_metrics(metrics: Sequence[Row]) -> Picture:
     """A dot with an interval for each metric, on a scale from 0 to 1; it reaches further if an interval does."""
+    names = [_short(f"{_short(each.column_name, 34)}: {each.metric}", 56) for each in metrics]
+    left = max(NAME_WIDTH, max(map(text_width, names)) + 24)
     right, height = WIDE - VALUE_WIDTH, len(metrics) * ROW_HEIGHT
     least = min(0.0, *(float(each.value if each.low is None else each.low) for each in metrics))
     most = max(1.0, *(float(each.value if each.high is None else each.high) for each in metrics))
-    at = Scale(low=least, high=most, start=NAME_WIDTH, end=right).at
+    at = Scale(low=least, high=most, start=left, end=right).at
     marks = [element("line", x1=at(0), x2=at(0), y1=0.0, y2=height, class_="axis")] if least < 0 else []
-    for number, each in enumerate(metrics):
+    for number, (name, each) in enumerate(zip(names, metrics, strict=True)):
         y = number * ROW_HEIGHT + ROW_HEIGHT / 2
         text = f"{each.value:z.3f}" + (f"  ({interval(each)})" if interval(each) else "")
         marks += [
-            element("text", f"{each.column_name}: {each.metric}", x=NAME_WIDTH - 12, y=y + 4, class_="name end"),
-            element("line", x1=NAME_WIDTH, x2=right, y1=y, y2=y, class_="grid"),
+            element("text", name, x=left - 12, y=y + 4, class_="name end"),
+            element("line", x1=left, x2=right, y1=y, y2=y, class_="grid"),
             element("text", text, x=right + 12, y=y + 4, class_="name"),
         ]
         if interval(each):
@@ -109,5 +113,5 @@ def _draw_confusion(cells: Sequence[Row], labels: Sequence[str]) -> Picture:
     return Picture(width, max(TOP + 20 + len(expected) * CELL_HEIGHT, HEIGHT / 3), Markup("").join(marks))
 
 
-def _short(label: str) -> str:
-    return label if len(label) <= 14 else f"{label[:13]}\N{HORIZONTAL ELLIPSIS}"
+def _short(label: str, most: int = 14) -> str:
+    return label if len(label) <= most else f"{label[: most - 1]}\N{HORIZONTAL ELLIPSIS}"

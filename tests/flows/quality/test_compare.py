@@ -15,7 +15,7 @@ from tasks.answers.decide import Decisions
 from tasks.answers.extract import Extraction
 from tasks.answers.score import LabelScore
 from tasks.answers.thinking import ThinkingText
-from tasks.comparison.difference import Difference, PromptDiff, compare_with_gold
+from tasks.comparison.difference import Difference, PromptDiff, compare_with_gold, measure_agreement
 from tasks.comparison.paired_rows import PairedRow, list_changed
 from tasks.sample import AnsweredRow
 from tasks.workloads.workload import load_workload
@@ -233,6 +233,36 @@ def test_columns_are_ignored_by_what_they_are_not_by_their_names() -> None:
                     for value in (0.25, 0.5)]  # fmt: skip
             changed = [PairedRow(*rows)] if name in counted else []
             assert list_changed([PairedRow(*rows)], (kind, kind)) == changed, (kind.mode, name)
+
+
+def test_the_text_of_two_modes_is_compared(tmp_path: Path) -> None:
+    """Mode "generate" has a column of type text, mode "extract" one of type VARCHAR."""
+    text = _write_extraction(tmp_path).read_text().replace("tall = ", "snippet = ").replace("BOOLEAN", "VARCHAR")
+    (tmp_path / "texts.toml").write_text(text.replace('["doc_id"]', '["doc_id", "query_id"]'))
+    workloads = (load_workload("snippets"), load_workload(tmp_path / "texts.toml"))
+    key = {"doc_id": "d", "query_id": "q"}
+    row = PairedRow(*(
+        AnsweredRow(key=key, answer={"snippet": text}, error=None, num_prompt_tokens=9, num_output_tokens=1)
+        for text in ("late at night", "at night")
+    ))  # fmt: skip
+    found = {each.metric: each.value for each in measure_agreement(workloads, [row])}
+    assert found == {"agreement": 0, "token_f1": pytest.approx(4 / 5)}
+
+
+def test_a_question_that_only_one_workload_asks_changes_no_answer() -> None:
+    """Else a new question would hide which of the old ones are answered in another way."""
+    tall, old, large = ({name: {"type": "BOOLEAN", "ask": "?"}} for name in ("tall", "old", "large"))
+    kinds = [Decisions(questions=asked, output={"table": "t"}) for asked in (tall, tall | old, large)]
+
+    def pair(first: dict[str, bool], second: dict[str, bool]) -> PairedRow:
+        given = {"key": {}, "error": None, "num_prompt_tokens": 9, "num_output_tokens": 0}
+        return PairedRow(*(AnsweredRow(answer=answer, **given) for answer in (first, second)))
+
+    same = pair({"tall": True}, {"tall": True, "old": True})
+    other = pair({"tall": True}, {"tall": False, "old": True})
+    assert list_changed([same, other], (kinds[0], kinds[1])) == [other]
+    apart = pair({"tall": True}, {"large": True})
+    assert list_changed([apart], (kinds[0], kinds[2])) == [apart], "they have nothing in common"
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
