@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from engine.errors import ModelError
 from engine.model.families.family import find_family
 from engine.model.loading.checkpoint import is_plain
-from engine.model.loading.stock_weights import load_weights, read_config
+from engine.model.loading.stock_weights import convert_weights, load_weights, read_config
 from engine.model.model import Model
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def load_stock(
         prove(config, make_engine)
     if isinstance(source, Path):
         return load_weights(source, config, dtype=dtype, device=device)
-    return source.to(device=device, dtype=dtype).eval(), True
+    convert_weights(source, dtype, "a loaded model must not be quantized")
+    return source.to(device=device).eval(), True
 
 
 def adapt(model: Model, language_model: PreTrainedModel) -> None:

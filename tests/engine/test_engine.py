@@ -13,8 +13,9 @@ import pytest
 import torch
 import transformers
 
-from engine import Completion, Engine, EngineConfig, Request, StepRecord, Thinking, plan_prefix_groups
+from engine import Completion, Engine, EngineConfig, PrefixGroup, Request, StepRecord, Thinking, plan_prefix_groups
 from engine.errors import BusyError, CapacityError, ConfigError, ModelError, OutOfMemoryError, RequestError
+from engine.planning.group import Member
 
 SETTINGS = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 24)
 
@@ -312,6 +313,10 @@ def test_a_plan_and_its_requests_belong_together(engine: Engine) -> None:
         list(engine.run_plan([one], 2 * plan_prefix_groups([[5, 6]])))
     with pytest.raises(RequestError, match="request 'b': its group has another prompt"):
         run([other, one], [5, 6], [5, 7])
+    whole, nothing = one.token_ids, one.token_ids[:0]
+    group = PrefixGroup(prefix=whole, members=(Member(request_indices=(0,), suffix=nothing),))
+    with pytest.raises(RequestError, match=r"request 'a': its group has .* no token after its prefix"):
+        list(engine.run_plan([one], [group]))
 
 
 def test_what_is_no_decoder_is_named(engine: Engine) -> None:

@@ -80,9 +80,19 @@ def _use_unpacked(
     method = f"the weights are quantized by {quantization.get('quant_method')!r}, which"
     if not AutoHfQuantizer.supports_quant_method(quantization):
         raise ModelError(f"model {str(folder)!r}: {method} transformers does not know")
-    for name, parameter in loaded.named_parameters():
+    convert_weights(loaded, dtype, f"model {str(folder)!r}: {method} is not computed")
+
+
+def convert_weights(model: transformers.PreTrainedModel, dtype: torch.dtype, why_not: str) -> None:
+    """Converts weights to `dtype`, but not buffers, since rotary frequencies are float32 in every format. Raises
+    `ModelError` if weights are quantized.
+
+    Args:
+        why_not: the beginning of that error.
+    """
+    for name, parameter in model.named_parameters():
         if not parameter.is_floating_point() or parameter.dtype.itemsize == 1:
-            raise ModelError(f"model {str(folder)!r}: {method} is not computed: {name} is {parameter.dtype}")
+            raise ModelError(f"{why_not}: {name} is {parameter.dtype}")
         parameter.data = parameter.data.to(dtype)
 
 

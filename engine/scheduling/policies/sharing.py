@@ -83,7 +83,7 @@ def _common_node(
 
 
 def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -> None:
-    """Raises `RequestError` unless each request is in one group, with its own prompt."""
+    """Raises `RequestError` unless each request is in one group, with its own prompt and a suffix that is not empty."""
     for name, given in (("requests", requests), ("groups", groups)):
         if not isinstance(given, Sequences):
             raise RequestError(f"{name} must be a sequence, got {given!r}")
@@ -98,8 +98,8 @@ def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -
                     raise RequestError(f"request {index} of {len(requests)} is in two groups, or does not exist")
                 if not isinstance(request := left.pop(index), Request):
                     raise RequestError(f"requests must hold Requests, got {request!r}")
-                if request.token_ids.tobytes() != prefix + member.suffix.tobytes():
-                    why = "its group has another prompt, or one that is not int32"
+                if request.token_ids.tobytes() != prefix + member.suffix.tobytes() or not len(member.suffix):
+                    why = "its group has another prompt, one that is not int32, or no token after its prefix"
                     raise RequestError(f"request {request.request_id!r}: {why}")
     if left:
         raise RequestError(f"request {requests[min(left)].request_id!r} is in no group")

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine import Engine, EngineConfig, Request, plan_prefix_groups
+from engine.errors import ModelError
 
 NUM_NEW_TOKENS = 12
 LABELS = ((5,), (9, 11), (9, 400, 3))
@@ -59,6 +60,24 @@ def test_answers_are_as_likely_as_rounding_allows(checkpoint: Path, is_loaded: b
         expected = torch.stack(sums).log_softmax(0)
         error = torch.tensor(answers[f"s{number}"].label_logprobs) - expected
         assert error.abs().max() < 0.03 * spread.mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loaded_model_answers_as_its_checkpoint(checkpoint: Path, dtype: torch.dtype) -> None:
+    """Bit for bit: weights are bfloat16, and rotary frequencies, which are multiplied by positions, are not."""
+    loaded = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+    config = EngineConfig(dtype="bfloat16", device="cpu", kv_memory_bytes=1 << 23)
+    prompt = [(7 * i) % 490 + 3 for i in range(900)]
+    requests = [Request(request_id="a", token_ids=prompt, mode="score", labels=LABELS)]
+    assert Engine.load(loaded, config).score(requests) == Engine.load(checkpoint, config).score(requests)
+
+
+def test_a_loaded_model_that_is_quantized_is_refused(checkpoint: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    product = model.model.layers[1].mlp.down_proj
+    product.weight = torch.nn.Parameter(product.weight.to(torch.int8), requires_grad=False)
+    with pytest.raises(ModelError, match=r"must not be quantized: model\.layers\.1\.mlp\.down_proj\.weight is"):
+        Engine.load(model, EngineConfig(dtype="bfloat16", device="cpu", kv_memory_bytes=1 << 23))
 
 
 @torch.inference_mode()
