@@ -17,7 +17,6 @@ from prefect.settings import (
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_HOME,
-    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     PREFECT_SERVER_DATABASE_CONNECTION_URL,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     get_current_settings,
@@ -72,7 +71,7 @@ def temporary_server() -> Iterator[None]:
     None is started if its folder cannot be written: `reachable_server` raises then. Prefect's own ephemeral server is
     imported into this process first, and goes on if this process is killed.
     """
-    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value() or not _can_keep_a_database():
+    if PREFECT_API_URL.value() or not _can_keep_a_database():
         yield
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -416,6 +416,13 @@ def test_a_home_that_cannot_be_written_does_not_matter_to_a_database_elsewhere(
     assert command.wait() == 0, command.errors
 
 
+def test_a_profile_that_names_no_server_gets_a_temporary_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only Prefect's own first profile allows Prefect to start one."""
+    monkeypatch.setenv("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "false")
+    command = start("--workload", "ranking", own_server=True)
+    assert (command.wait(), command.errors) == (0, "")
+
+
 @pytest.mark.slow
 def test_a_server_that_does_not_answer_is_named_within_seconds(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its port is held by a process that never reads what it is sent."""
