@@ -34,8 +34,8 @@ SEE_ALL_GPUS = {
 
 CONNECT_SECONDS = 10.0
 
-STOP_SECONDS = 30.0
-"""How long a stopped run waits for its workers to end."""
+STOP_SECONDS = 20.0
+"""How long a stopped run waits for its workers to end. Prefect kills a cancelled run after 30 s."""
 
 
 class RayCluster:

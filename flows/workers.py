@@ -198,7 +198,7 @@ def start_bar(workload: str, num_rows: int) -> Callable[[int], None]:
         if artifact is None:
             return
         try:
-            update_progress_artifact(artifact, progress=100.0 * min(1.0, num_done / max(1, num_rows)))
+            update_progress_artifact(artifact, progress=100.0 * num_done / num_rows if num_done < num_rows else 100.0)
         except Exception as error:
             artifact = None
             LOGGER.warning("%s: the progress bar is not updated any more: %s", workload, error)

@@ -2,11 +2,12 @@
 
 import atexit
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from httpx import HTTPError
@@ -16,7 +17,6 @@ from prefect.settings import (
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
     PREFECT_HOME,
-    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
     PREFECT_SERVER_DATABASE_CONNECTION_URL,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     get_current_settings,
@@ -25,10 +25,7 @@ from prefect.settings import (
 
 from engine.errors import ConfigError
 
-SERVER_SETTINGS = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
-}
+SERVER_SETTINGS = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false"}
 """No usage statistics and no automations, unless the environment sets them."""
 
 CONFIGURED_URL = PREFECT_API_URL.value()  # of a server that somebody else has started; None where there is none
@@ -38,8 +35,8 @@ STARTUP_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 90, 15, 5
 
 @contextmanager
 def reachable_server() -> Iterator[None]:
-    """A Prefect server: the configured one, else a temporary one. Raises `ConfigError` if it does not answer, or if
-    Prefect's folder cannot be written."""
+    """A Prefect server: the configured one, else a temporary one. Raises `ConfigError` if it does not answer or has
+    another major version, or if Prefect's folder cannot be written."""
     with temporary_server():
         if not PREFECT_API_URL.value() and not _can_keep_a_database():
             place = f"{PREFECT_HOME.value()}, which cannot be written"
@@ -50,6 +47,7 @@ def reachable_server() -> Iterator[None]:
         try:
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(limits, sync_client=True) as client:
                 client.hello()
+                client.raise_for_api_version_mismatch()
         except (RuntimeError, HTTPError) as error:
             what = f"no Prefect server at {url}" if CONFIGURED_URL else "Prefect's temporary server has not started"
             advice = "; start it, or unset PREFECT_API_URL" if CONFIGURED_URL else ""
@@ -58,11 +56,11 @@ def reachable_server() -> Iterator[None]:
 
 
 def describe_lost_server(error: Exception, what: str = "the Prefect server does not answer any more") -> str:
-    """What happened to the server and why; of a temporary one, where its database is, whose disk may be full."""
+    """What happened to the server and why, without its URL's password; of a temporary one, where its database is."""
     from tasks.database.messages import describe_free_space  # imports DuckDB, for which the server need not wait
 
     reason = " ".join(str(error).split()).partition(" For more information check:")[0].rstrip("- ")
-    home, line = PREFECT_HOME.value(), f"{what}: {reason}"
+    home, line = PREFECT_HOME.value(), re.sub(r"(?<=://)[^\s/]+@", "", f"{what}: {reason}")
     return line if CONFIGURED_URL else f"{line}; its database is in {home}{describe_free_space(home / 'prefect.db')}"
 
 
@@ -73,7 +71,7 @@ def temporary_server() -> Iterator[None]:
     None is started if its folder cannot be written: `reachable_server` raises then. Prefect's own ephemeral server is
     imported into this process first, and goes on if this process is killed.
     """
-    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value() or not _can_keep_a_database():
+    if PREFECT_API_URL.value() or not _can_keep_a_database():
         yield
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -111,8 +109,7 @@ def _can_keep_a_database() -> bool:
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.kill()
+    process.wait()

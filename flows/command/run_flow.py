@@ -19,7 +19,7 @@ from prefect.logging.handlers import PrefectConsoleHandler
 from engine.errors import BatchloomError, ConfigError
 from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, fail
 from flows.command.options import parse_options
-from flows.command.prefect_server import describe_lost_server, reachable_server
+from flows.command.prefect_server import CONFIGURED_URL, describe_lost_server, reachable_server
 from tasks.runs.run_record import NEEDS_FULL
 
 
@@ -48,6 +48,8 @@ def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
         signal.signal(signal.SIGINT, partial(_interrupt, []))
     try:
         with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
+            for handler in logging.getLogger("prefect.extra").handlers if CONFIGURED_URL else ():
+                logging.getLogger("batchloom").addHandler(handler)  # the server's page shows the log, too
             result = flow(**options)
     except HTTPError as error:
         return fail(f"{name}: {describe_lost_server(error)}", EXIT_FAILED)

@@ -15,11 +15,15 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.sorting import LogSort
 
 from flows.cli import batchloom
 from flows.command.commands import COMMANDS
@@ -418,6 +422,13 @@ def test_a_home_that_cannot_be_written_does_not_matter_to_a_database_elsewhere(
     assert command.wait() == 0, command.errors
 
 
+def test_a_profile_that_names_no_server_gets_a_temporary_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only Prefect's own first profile allows Prefect to start one."""
+    monkeypatch.setenv("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "false")
+    command = start("--workload", "ranking", own_server=True)
+    assert (command.wait(), command.errors) == (0, "")
+
+
 @pytest.mark.slow
 def test_a_server_that_does_not_answer_is_named_within_seconds(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its port is held by a process that never reads what it is sent."""
@@ -427,6 +438,37 @@ def test_a_server_that_does_not_answer_is_named_within_seconds(start: Start, mon
         command = start(own_server=True)
         assert command.wait(60) == 1
     assert command.errors == f"nightly: no Prefect server at {url}: timed out; start it, or unset PREFECT_API_URL\n"
+
+
+def test_a_server_of_another_version_is_named_without_the_password_of_its_url(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'"2.20.0"')
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://night:secret@127.0.0.1:{server.server_port}/api")
+        command = start(own_server=True)
+        assert command.wait(60) == 1
+        server.shutdown()
+    assert command.errors.startswith(
+        f"nightly: no Prefect server at http://127.0.0.1:{server.server_port}/api: Found incompatible versions: "
+    )
+    assert len(command.errors.splitlines()) == 1
+
+
+def test_the_log_of_a_command_is_at_the_configured_server(start: Start) -> None:
+    command = start("--workload", "ranking")
+    assert (command.wait(), command.errors) == (0, "")
+    with get_client(sync_client=True) as client:
+        logged = {log.message for log in client.read_logs(sort=LogSort.TIMESTAMP_DESC)}
+    lines = command.output.splitlines()
+    assert lines[-1].startswith("report: ")
+    assert set(lines) <= logged
 
 
 @pytest.mark.slow

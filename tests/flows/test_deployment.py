@@ -52,6 +52,8 @@ def test_deployments_are_the_flows_with_parameters_they_take(
         assert caplog.messages[-1].startswith("chunk_tokens is now called max_num_batched_tokens; ")
         schema = flow.parameters.model_dump_for_openapi()["definitions"]["EngineSettings"]["properties"]
         assert schema["chunk_tokens"]["deprecated"], "a server lets it through"
+    of_file = load_flow_from_entrypoint("flows/nights/night.py:night")  # as docs/operating.md says
+    assert of_file.validate_parameters({"file": "night.toml"})["file"] == Path("night.toml")
     (schedule,) = deployments["nightly"]["schedules"]
     assert schedule["cron"].split()[2:] == ["*", "*", "*"], "every night"
     assert "schedules" not in deployments["explain"], "it is asked, not awaited"

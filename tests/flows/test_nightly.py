@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import transformers
 from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
@@ -241,6 +243,14 @@ def refused(nights: Any, error: type[BatchloomError], message: str, **parameters
         nights.run(**parameters)
     assert nights.sql("select table_name, estimated_size from duckdb_tables() order by all") == tables
     assert not list(nights.runs.glob("*/manifest.json"))
+
+
+def test_the_bar_of_a_run_that_has_no_prompts_is_full_at_its_end() -> None:
+    flow(lambda: start_bar("no-prompts", 0)(0), name="bar")()
+    with get_client(sync_client=True) as client:
+        key = ArtifactFilterKey(any_=["progress-no-prompts"])
+        bars = client.read_artifacts(artifact_filter=ArtifactFilter(key=key))
+    assert [bar.data for bar in bars] == [100.0]
 
 
 def test_a_server_that_is_gone_is_asked_once_to_move_the_bar(caplog: pytest.LogCaptureFixture) -> None:

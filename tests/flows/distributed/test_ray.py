@@ -1,5 +1,6 @@
 """Nights on a Ray cluster: one on this machine, bound to loopback, with CPU engines standing for GPUs."""
 
+import inspect
 import os
 import re
 import secrets
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.runner import Runner
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from flows.ray_cluster import STOP_SECONDS
 from flows.settings import EngineSettings, WorkerSettings
 from flows.workers import Workers
+from tasks.recover import STOP_LOCK_TIMEOUT_SECONDS
 from tasks.runs.infer_job import FailurePolicy
 from tests.flows.distributed.worker_watch import find_processes, meanwhile, wait_until
 
@@ -116,6 +120,11 @@ def test_a_cluster_answers_as_one_process_does_and_survives_the_death_of_a_worke
     assert len(killed) == 1
     assert (snippets.num_ok, snippets.num_errors, ranking.num_ok) == (12, 0, 6)
     assert nights.answers() == undisturbed
+
+
+def test_a_stopped_run_writes_its_answers_before_prefect_kills_it() -> None:
+    seconds = inspect.signature(Runner._kill_process).parameters["grace_seconds"].default
+    assert seconds > STOP_SECONDS + STOP_LOCK_TIMEOUT_SECONDS
 
 
 @pytest.mark.slow
