@@ -15,6 +15,7 @@ from engine.kernels import cdiv
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.output_layer import ROWS_AT_ONCE
 from engine.kv.kv_cache import KVCache, KVShape
+from engine.kv.kv_layout import kept_windows
 from engine.model.model import Model
 from engine.request import Request
 from engine.scheduling.chunks import ChunkGroup, Chunks
@@ -150,8 +151,10 @@ def _run_full_step(model: Model, backend: AttentionBackend, config: EngineConfig
         budget_bytes=num_blocks * config.block_size * shape.bytes_per_token,
         device=model.device,
     )
-    # Attention to shared prefixes needs scratch memory, which these rows, sharing nothing, do not take.
-    num_scratch_bytes = backend.scratch_bytes(config.step_tokens)
+    # Attention to shared prefixes needs scratch memory, which these rows, sharing nothing, do not take. Each block
+    # table of a step has its own.
+    kept = replace(shape, windows=kept_windows(model.kv_shape.windows, config))
+    num_scratch_bytes = len(kept.layout.windows) * backend.scratch_bytes(config.step_tokens)
     scratch = torch.empty(num_scratch_bytes, dtype=torch.uint8, device=model.device)
     hidden = model.forward(batch, cache, backend)
     del scratch

@@ -30,7 +30,7 @@ class PendingTokens:
 
     Args:
         token_ids: int64 ``[n]`` on the device, one token for each row of `Step.sampled`.
-        copies: token_ids and the results of `score_rows`, being copied to the host.
+        copies: token_ids, whether a hidden state is NaN, and the results of `score_rows`, being copied to the host.
         books: of these results.
     """
 
@@ -42,7 +42,9 @@ class PendingTokens:
     def wait(self) -> list[int]:
         """Waits for the device, adds scores and vectors to their sequences, and returns the tokens. To be called in the
         order of launches, and at the latest before the next but one step is launched."""
-        copied, *results = self.copies.wait()
+        copied, has_nan, *results = self.copies.wait()
+        if has_nan:
+            raise RuntimeError("the model computed NaN, as float16 does beyond 65,504: set dtype to auto")
         for book, result in zip(self.books, results, strict=True):
             book(result)
         return copied.tolist()
@@ -59,8 +61,7 @@ class TokenSampler:
 
     def sample(self, hidden: torch.Tensor, step: Step) -> PendingTokens:
         """Launches sampling, scoring and pooling of a step's output rows: ``[R, hidden]`` last hidden states."""
-        results: list[tuple[torch.Tensor, Book]] = []
-        sampled = hidden
+        results, sampled = list[tuple[torch.Tensor, Book]](), hidden
         if step.scored_rows:
             results = score_rows(step.scored_rows, hidden, self._model, self._poolers)
             scored = [first + index for _, first, num_rows, _ in step.scored_rows for index in range(num_rows)]
@@ -71,7 +72,7 @@ class TokenSampler:
             token_ids = sample(sampled, self._model, drawn_rows(step), masks)
         else:
             token_ids = self._model.most_likely(sampled, masks)
-        copies = HostCopies([token_ids, *(result for result, _ in results)])
+        copies = HostCopies([token_ids, hidden.isnan().any(), *(result for result, _ in results)])
         return PendingTokens(step, token_ids, copies, [book for _, book in results])
 
     def prepare(self, step: Step) -> None:
@@ -91,9 +92,8 @@ class TokenSampler:
 
     def follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
         """See `engine.scheduling.scheduler.Follow`."""
-        if sequence.is_watched or token in self._model.eos_token_ids:
-            return self._follow(sequence, place, token)
-        return (), None
+        may_end = sequence.is_watched or token in self._model.eos_token_ids
+        return self._follow(sequence, place, token) if may_end else ((), None)
 
     def _follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
         """As `follow`, for a token that may end its answer or force others."""

@@ -140,6 +140,18 @@ def test_a_run_that_fails_has_given_all_answers_that_its_steps_finished(
         assert len(answers) == sum(step.num_finished_requests for step in steps)
 
 
+def test_a_model_that_computes_nan_gives_no_answers(tiny_llama: Path) -> None:
+    """Token 0 and scores of NaN otherwise, as if they were answers."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float16)
+    model.get_decoder().layers[0].mlp.down_proj.weight.data *= 1e5
+    settings = dataclasses.replace(SETTINGS, dtype="float16")
+    broken, labels = Engine.load(model, settings), ((5,), (6,))
+    with pytest.raises(RuntimeError, match="the model computed NaN, as float16 does beyond 65,504: set dtype to auto"):
+        broken.generate([Request(request_id="a", token_ids=[5, 6, 7], max_new_tokens=4)])
+    with pytest.raises(RuntimeError, match="the model computed NaN"):
+        broken.score([Request(request_id="a", token_ids=[5, 6, 7], mode="score", labels=labels)])
+
+
 def test_an_answer_ends_at_eos_at_a_stop_string_or_at_its_length(engine: Engine) -> None:
     prompt = prompts(1)[0]
     whole = engine.generate([Request(request_id="a", token_ids=prompt, max_new_tokens=30, ignore_eos=True)])[0]

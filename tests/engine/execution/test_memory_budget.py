@@ -130,6 +130,23 @@ def test_a_full_step_is_measured_and_its_own_kv_left_out(
     )
 
 
+@pytest.mark.parametrize(("policy", "num_tables"), [({}, 4), ({"sharing": "lru"}, 1)])
+def test_each_block_table_of_a_step_has_scratch_memory(
+    tiny_llama: Path, policy: dict[str, Any], num_tables: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(device="cpu", attention="torch", max_num_batched_tokens=17, block_size=16, **policy)
+    engine = Engine.load(tiny_llama, replace(config, kv_memory_bytes=1 << 20))
+    model, backend = engine._model, engine._runner.attention
+    model.kv_shape = replace(model.kv_shape, windows=(8, 0, 8, 8))
+    monkeypatch.setattr(type(backend), "scratch_bytes", lambda _, num_rows: 1001 * num_rows)
+    Device(resident=0, other=0, peak=0, kept=0).replace_counters(monkeypatch)
+    sizes: list[int] = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **kind: (sizes.append(size[0]), empty(*size, **kind))[1])
+    measure_memory(model, backend, config, graph_share=0.0, graph_bytes=0)
+    assert num_tables * 1001 * 17 in sizes
+
+
 class Placed:
     """As much of a model as its budget depends on."""
 

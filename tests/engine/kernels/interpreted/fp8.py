@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 import triton
 
@@ -194,6 +195,30 @@ def run_kv() -> tuple[list[str], float]:
     return findings.result
 
 
+def run_common_kv() -> tuple[list[str], float]:
+    """Copied KV of two groups whose prefixes begin with the same blocks: each is copied once, for both."""
+    findings, num_q_heads, head_dim, fp8 = Findings(), 5, 80, INTERPRETED_DTYPES[-1]
+    groups = [GroupSize(prefix_len=length, members=[(30, 30), (20, 20)]) for length in (70, 85)]
+    batch, num_blocks = make_batch(groups, 16)
+    second = int(batch.prefix_block_starts[1])
+    batch.prefix_block_ids[second : second + 2] = batch.prefix_block_ids[:2]
+    backend = BACKENDS["fused"](
+        num_q_heads=num_q_heads, num_kv_heads=1, head_dim=head_dim, dtype=torch.float32, fp8=fp8, block_size=16,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(3)
+    caches = [packed(torch.randn(num_blocks, 16, 1, head_dim, generator=generator), fp8) for _ in range(2)]
+    query = torch.randn(batch.num_rows, num_q_heads, head_dim, generator=generator)
+    work, scoring = backend.prepare(batch), Scoring(scale=head_dim**-0.5)
+    num_used = len(np.union1d(batch.prefix_block_ids, batch.suffix_block_table))
+    if work.copy_kv is None or len(work.copy_kv(*caches)[0]) != num_used:
+        findings.problems.append("each block must be copied once")
+    out = backend.attend(query, *caches, work, scoring)
+    expected = paged_attention_ref(query.double(), *(kv_of(cache, head_dim) for cache in caches), batch, scoring)
+    findings.compare("common blocks", out, expected, torch.float32, num_roundings=4)
+    return findings.result
+
+
 def written_slots(batch: AttentionBatch) -> torch.Tensor:
     """The slots of all tokens that rows of the step attend to, their own included."""
     size, slots = batch.block_size, set()
@@ -293,5 +318,6 @@ RUNS = {
     "fp8 rows": run_quantized_rows,
     "fp8 products": run_scaled_products,
     "fp8 KV": run_kv,
+    "fp8 KV of groups": run_common_kv,
     "fp8 layers": run_fp8_layers,
 }
