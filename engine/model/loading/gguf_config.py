@@ -25,7 +25,7 @@ def complete_config(config: Any, reader: Any) -> None:
         config: made by transformers of the same file.
         reader: of the gguf package.
     Raises:
-        ModelError: the file scales rotations in a way that is not known here.
+        ModelError: the file scales rotations in a way that is not known here, or has more layers than it says.
     """
     architecture = reader.fields["general.architecture"].contents()
 
@@ -34,10 +34,15 @@ def complete_config(config: Any, reader: Any) -> None:
         return None if field is None else field.contents()
 
     tensors = {tensor.name: tensor for tensor in reader.tensors}
+    num_layers = config.num_hidden_layers + (read("nextn_predict_layers") or 0)
+    if extra := [name for name in tensors if name.startswith("blk.") and int(name.split(".")[1]) >= num_layers]:
+        raise ModelError(f"{architecture}.block_count says {config.num_hidden_layers} layers, it has {min(extra)}")
     if (experts := tensors.get("blk.0.ffn_gate_exps.weight")) is not None:
         config.moe_intermediate_size = int(experts.shape[1])
     if (expert := tensors.get("blk.0.ffn_up_shexp.weight")) is not None:
         config.shared_expert_intermediate_size = int(expert.shape[1])
+    if read("attention.head_count_kv") is None and hasattr(config, "num_key_value_heads"):
+        config.num_key_value_heads = config.num_attention_heads
     if config.model_type == "qwen3":
         config.head_dim = read("attention.key_length") or config.head_dim
     for key, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_down")):
