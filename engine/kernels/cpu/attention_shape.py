@@ -44,8 +44,8 @@ class AttentionShape:
             raise ValueError(f"block_size {block_size} is not a multiple of {SUB_BLOCK_TOKENS}")
         if head_dim % 16 or head_dim > 256:
             raise ValueError(f"head dim {head_dim} is not a multiple of 16 up to 256")
-        if num_q_heads // num_kv_heads > TILE_ROWS:
-            raise ValueError(f"{num_q_heads // num_kv_heads} query heads a KV head are more than {TILE_ROWS}")
+        if num_q_heads % num_kv_heads or num_q_heads // num_kv_heads > TILE_ROWS:
+            raise ValueError(f"{num_q_heads / num_kv_heads:g} query heads a KV head are no whole number to {TILE_ROWS}")
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         self.block_size = block_size
         self.structure = ShapeStructure(num_q_heads, num_kv_heads, head_dim, block_size)

@@ -44,8 +44,9 @@ def resolve_checkpoint(model: str | Path) -> Path:
         if not (path / "config.json").is_file():
             hint = "".join(f"; to use its GGUF file, name {file}" for file in sorted(path.glob("*.gguf"))[:1])
             raise ModelError(f"model {str(model)!r}: the folder holds no config.json{hint}")
-        if not any(path.glob("*.safetensors")) and not (path / GGUF_TENSORS).is_file():
-            raise ModelError(f"model {str(model)!r}: the folder holds no *.safetensors file")
+        files = {file.name for file in path.glob("*.safetensors")} - {"adapter_model.safetensors"}
+        if not files and not (path / GGUF_TENSORS).is_file():
+            raise ModelError(f"model {str(model)!r}: the folder holds no *.safetensors file of a model")
         return path
     from engine.model.loading.hub import hub_snapshot, open_file  # imported only when needed
 
@@ -142,9 +143,8 @@ def checkpoint_digest(folder: Path) -> str:
 def weight_sample(file: Path) -> bytes:
     """Digest of a weight file's beginning and of evenly spread samples; takes milliseconds for any size."""
     num_samples, sample_bytes, size = 64, 4096, file.stat().st_size
-    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        digest.update(stream.read(1 << 16))
+        digest = hashlib.sha256(stream.read(1 << 16))
         for i in range(num_samples):
             stream.seek(max(0, (size - sample_bytes) * i // (num_samples - 1)))
             digest.update(stream.read(sample_bytes))

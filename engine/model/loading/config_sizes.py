@@ -25,8 +25,7 @@ def read_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ModelError(f"config.json: text_config must be an object, got {values!r}")
     if values.get("model_type") in (None, *PLAIN_MODEL_TYPES):
         return values
-    text_config = text_config_of(config)
-    return values if text_config is None else named_sizes(text_config)
+    return values if (text_config := text_config_of(config)) is None else named_sizes(text_config)
 
 
 def read_size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -37,8 +36,7 @@ def read_size(values: Mapping[str, Any], name: str, default: int | None = None) 
         name: of the size.
         default: if the size is absent or null; None: no default.
     """
-    value = values.get(name)
-    value = default if value is None else value
+    value = default if values.get(name) is None else values[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(f"config.json: {name} must be a positive whole number, got {value!r}")
     return value
@@ -65,6 +63,8 @@ def check_shapes(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     head_dim = read_size(sizes, "head_dim", 128 if sizes["model_type"] == "qwen3" else hidden_size // num_q_heads)
     for name in ("num_attention_heads", "num_key_value_heads"):
         sizes[f"{name} x head_dim"] = read_size(sizes, name, num_q_heads) * head_dim
+    if num_q_heads % read_size(sizes, "num_key_value_heads", num_q_heads):
+        raise ModelError(f"model {str(folder)!r}: config.json: {num_q_heads} heads are no multiple of its KV heads")
     if (folder / GGUF_TENSORS).is_file():
         shapes = {name: tensor["shape"] for name, tensor in read_json(folder / GGUF_TENSORS)["tensors"].items()}
     for name, shape in shapes.items():

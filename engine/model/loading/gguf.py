@@ -17,7 +17,7 @@ from engine.model.loading.gguf_config import complete_config, find_end_tokens
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-_CONVERTER_VERSION = 5
+_CONVERTER_VERSION = 6
 
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 """Vocabularies, by their pre-tokenizers, in which a word is looked up before it is merged, and whose texts begin with a
@@ -145,6 +145,10 @@ def _write_folder(file: Path, folder: Path) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source, **begins)
     if has_whole_words:
         tokenizer.backend_tokenizer.model.ignore_merges = True
+    prefix, kind = (reader.fields.get(f"tokenizer.ggml.{name}") for name in ("add_space_prefix", "model"))
+    is_sentencepiece = kind is not None and kind.contents() == "llama" and not config.model_type.startswith("gemma")
+    if is_sentencepiece and prefix is not None and not prefix.contents():
+        _drop_space_prefix(tokenizer.backend_tokenizer)
     tokenizer.save_pretrained(folder)
     if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:  # the file does not name its class
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
@@ -158,9 +162,19 @@ def _write_folder(file: Path, folder: Path) -> None:
     generation.save_pretrained(folder)
 
 
+def _drop_space_prefix(tokenizer: Any) -> None:
+    """Makes a tokenizer put no space in front of a text, and drop none from an answer; transformers makes all do so."""
+    from tokenizers import decoders, pre_tokenizers
+
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
 def _write_unpacked(file: Path, folder: Path) -> None:
     import torch
     import transformers
+    from gguf import GGUFReader
 
     # Newer transformers keep GGUF weights packed by default; older ones always unpack them.
     unpack = (
@@ -178,6 +192,12 @@ def _write_unpacked(file: Path, folder: Path) -> None:
             file.parent, config=config, gguf_file=file.name, **how, **unpack
         )
         refuse_missing(info["missing_keys"], file)
+        if config.model_type == "llama" and "llama.attention.head_count_kv" not in GGUFReader(file).fields:
+            # transformers has left the two halves of each head interleaved, as the file has them.
+            for name, parameter in model.named_parameters():
+                if name.split(".")[-2] in ("q_proj", "k_proj"):
+                    halves = parameter.data.unflatten(0, (-1, config.head_dim // 2, 2)).transpose(1, 2)
+                    parameter.data = halves.flatten(0, 2).contiguous()
         model.generation_config = transformers.GenerationConfig.from_pretrained(opened)
         model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(opened).save_pretrained(folder)

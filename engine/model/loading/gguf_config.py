@@ -12,7 +12,13 @@ from engine.errors import ModelError
 LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 """Layers of the Gemma models that scale queries by their hidden size over their heads, which no field says."""
 
-_ENDS_OF_TURNS = frozenset(("<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>"))
+_ENDS = frozenset(
+    (
+        *("<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>"),  # of a turn
+        *("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"),  # of a text or a message
+    )
+)
+"""Tokens that end an answer in llama.cpp, too, whichever token a file names."""
 
 Read = Callable[[str], Any]
 """The value of a field by its name behind the architecture's; None where the file has no such field."""
@@ -25,7 +31,7 @@ def complete_config(config: Any, reader: Any) -> None:
         config: made by transformers of the same file.
         reader: of the gguf package.
     Raises:
-        ModelError: the file scales rotations in a way that is not known here.
+        ModelError: the file scales rotations in a way that is not known here, or has more layers than it says.
     """
     architecture = reader.fields["general.architecture"].contents()
 
@@ -34,10 +40,15 @@ def complete_config(config: Any, reader: Any) -> None:
         return None if field is None else field.contents()
 
     tensors = {tensor.name: tensor for tensor in reader.tensors}
+    num_layers = config.num_hidden_layers + (read("nextn_predict_layers") or 0)
+    if extra := [name for name in tensors if name.startswith("blk.") and int(name.split(".")[1]) >= num_layers]:
+        raise ModelError(f"{architecture}.block_count says {config.num_hidden_layers} layers, it has {min(extra)}")
     if (experts := tensors.get("blk.0.ffn_gate_exps.weight")) is not None:
         config.moe_intermediate_size = int(experts.shape[1])
     if (expert := tensors.get("blk.0.ffn_up_shexp.weight")) is not None:
         config.shared_expert_intermediate_size = int(expert.shape[1])
+    if read("attention.head_count_kv") is None and hasattr(config, "num_key_value_heads"):
+        config.num_key_value_heads = config.num_attention_heads
     if config.model_type == "qwen3":
         config.head_dim = read("attention.key_length") or config.head_dim
     for key, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_down")):
@@ -66,10 +77,10 @@ def complete_config(config: Any, reader: Any) -> None:
 
 
 def find_end_tokens(reader: Any) -> list[int]:
-    """Tokens that end an answer: the one that the file names, and those that end a turn, of which files of Gemma and
-    Phi name none. `reader`: of the gguf package."""
+    """Tokens that end an answer: the one that the file names, and those that end a turn or a text, of which a file may
+    name only the other. `reader`: of the gguf package."""
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()
-    ends = _ENDS_OF_TURNS - ({"<|end|>"} if "<|return|>" in tokens else set())  # gpt-oss ends its thoughts with it
+    ends = _ENDS - ({"<|end|>"} if "<|return|>" in tokens else set())  # gpt-oss ends its thoughts with it
     named = [reader.fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot")]
     found = {int(field.contents()) for field in named if field is not None}
     return sorted(found | {token_id for token_id, token in enumerate(tokens) if token in ends})

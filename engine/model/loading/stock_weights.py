@@ -131,16 +131,26 @@ def read_pretrained(
     kind: Any, folder: Path, config: transformers.PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Any, set[str]]:
     """A model with a checkpoint's weights on a device, and the names of the weights that its files lack. Raises
-    `ModelError` if a file is damaged.
+    `ModelError` if a file is damaged, or a weight has another shape than by config.json, or a bias that it lacks.
 
     Args:
         kind: an "auto" class of transformers.
         config: from `read_config`.
     """
     how = {"dtype": dtype, "use_safetensors": True, "local_files_only": True, "output_loading_info": True}
+    how |= {"ignore_mismatched_sizes": True}  # they are refused below, by name
+    how |= {"adapter_kwargs": {"subfolder": "-"}}  # else peft, where installed, applies an adapter beside the weights
     try:
         with no_progress_bars(), device:
             loaded, info = kind.from_pretrained(folder, config=config, **how)
     except Exception as error:  # safetensors and torch raise errors of any kind for a damaged file
         raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
+    if info["mismatched_keys"]:
+        name, found, expected = min(info["mismatched_keys"])
+        shapes = f"{list(found)}, by config.json {list(expected)}"
+        raise ModelError(f"model {str(folder)!r}: the weight {name} has the shape {shapes}")
+    modules = {name.rpartition(".")[0] for name, _ in loaded.named_parameters()}
+    biases = [name for name in info["unexpected_keys"] if name.endswith(".bias") and name[:-5] in modules]
+    if biases:
+        raise ModelError(f"model {str(folder)!r}: config.json says nothing of biases such as {min(biases)}")
     return loaded, set(info["missing_keys"])

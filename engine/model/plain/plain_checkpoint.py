@@ -137,9 +137,8 @@ def fill_in(
         ModelError: a file is damaged, or a tensor has another shape or one byte a value.
     """
     check_layers(folder, weight_shapes(folder))
-    missing = []
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_tied = bool(model.config.tie_word_embeddings)
+    missing, is_tied = list[str](), bool(model.config.tie_word_embeddings)
     try:
         with ExitStack() as opened:
             files: dict[str, Any] = {}
@@ -152,6 +151,7 @@ def fill_in(
                 owner_name, _, leaf = name.rpartition(".")
                 owner = model.get_submodule(owner_name)
                 stored = name.removeprefix("model.") if is_base else name
+                stored = "lm_head.weight" if stored not in files and owner is embedding and is_tied else stored
                 if stored not in files:
                     missing += [] if owner is head and is_tied else [name]
                     continue

@@ -35,8 +35,10 @@ def prove(config: PretrainedConfig, make_engine: MakeEngine) -> None:
     text_config = config.get_text_config(decoder=True)
     refuse_known(text_config)
     name = text_config.model_type
-    if type(text_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(f"architecture {name!r} is not supported: transformers has no causal language model of it")
+    for each in (text_config, config):
+        if type(each) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            why = "transformers has no causal language model of it"
+            raise ModelError(f"architecture {each.model_type!r} is not supported: {why}")
     _check_decoder(config, text_config)
     tiny = shrink(text_config)
     record = cache_folder() / "proven" / f"{tiny.model_type}-{_digest(tiny)}.json"

@@ -72,6 +72,8 @@ class GroupedWeights:
                     return f"tensor {name} has shape {list(shape)}, expected {num_columns} columns"
                 if codes.format == "I32" and (reason := self._why_not_zeros(place, num_columns, num_groups)):
                     return reason
+                if self._is_out_of_order(place, depth, num_groups):
+                    return f"{self._method} with weights out of order (g_idx)"
         return None
 
     @property
@@ -120,7 +122,7 @@ class GroupedWeights:
     def _codes_of(self, name: str) -> MappedTensor | None:
         for part in _CODES[self._method]:
             tensor = self._tensors.get(f"{_full(name)}.{part}")
-            if tensor is not None and (part != "weight" or tensor.format == "I8"):
+            if tensor is not None and len(tensor.shape) == 2 and (part != "weight" or tensor.format == "I8"):
                 return tensor
         return None
 
@@ -153,6 +155,14 @@ class GroupedWeights:
         if (found[::-1] if self._is_transposed else found) != (lengths.get(tensor.format), num_groups):
             return f"tensor {name} has format {tensor.format} and shape {list(tensor.shape)}"
         return None
+
+    def _is_out_of_order(self, place: str, depth: int, num_groups: int) -> bool:
+        """Whether a GPTQ layer's table of groups is another than that of groups side by side; all 0 stands for none."""
+        tensor = self._tensors.get(f"{place}.g_idx")
+        if tensor is None:
+            return False
+        groups = np.frombuffer(self._tensors.raw(tensor), np.int32)
+        return bool(groups.any()) and not np.array_equal(groups, np.arange(depth) // (depth // num_groups))
 
     def _zeros(self, place: str) -> torch.Tensor | None:
         """Zero points uint8 ``[columns, groups]`` of codes of 4 bits; None if all are the middle of the range."""
@@ -213,12 +223,15 @@ def _why_not_compressed(config: Mapping[str, Any]) -> str | None:
     form, groups = config.get("format"), config.get("config_groups", {})
     if form not in ("pack-quantized", "int-quantized"):
         return f"format {form}"
-    if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        return "sparse weights"
+    sparsity = config.get("sparsity_config") or {}
+    if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
+        return f"sparsity_config {sparsity}"
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         return f"config_groups {groups}"
     for group in groups.values():
         weights = group.get("weights") or {}
+        if not isinstance(weights, dict):
+            return f"config_groups {groups}"
         kind, num_bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
         is_int8 = form == "int-quantized" and num_bits == 8 and weights.get("symmetric", True)
         is_int4 = form == "pack-quantized" and num_bits == 4

@@ -186,6 +186,17 @@ def test_so_are_those_of_families_with_more_operations(
             "compressed-tensors with format pack-quantized, symmetric weights of type int, 8 bits, strategy group",
         ),
         ("int4", {"config_groups": {"W4A16": ["x"]}}, "compressed-tensors with config_groups {'W4A16': ['x']}"),
+        (
+            "int4",
+            {"config_groups": {"a": {"weights": "int4"}}},
+            "compressed-tensors with config_groups {'a': {'weights': 'int4'}}",
+        ),
+        ("int4", {"sparsity_config": "2:4"}, "compressed-tensors with sparsity_config 2:4"),
+        (
+            "int4",
+            {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "compressed-tensors with sparsity_config {'format': 'sparse-24-bitmask'}",
+        ),
     ],
 )
 def test_what_is_not_covered_is_refused_by_name(
@@ -230,7 +241,9 @@ UP, NORM = "model.layers.0.mlp.up_proj", "model.norm.weight"
     [
         ("awq", {f"{UP}.qzeros": None}, f"dtype 'quantized': there is no tensor {UP}.qzeros"),
         ("gptq", {f"{UP}.qzeros": torch.zeros(8, 63).int()}, f"tensor {UP}.qzeros has format I32 and shape [8, 63]"),
+        ("gptq", {f"{UP}.g_idx": torch.arange(255, -1, -1).int() // 32}, "gptq with weights out of order (g_idx)"),
         ("int4", {f"{UP}.weight_packed": None}, f"{UP} has scales without codes"),
+        ("int4", {f"{UP}.weight_packed": torch.zeros(512 * 32).int()}, f"{UP} has scales without codes"),
         (
             "int4",
             {f"{UP}.weight_scale": torch.ones(496, 2).bfloat16()},
@@ -254,6 +267,16 @@ def test_tensors_that_are_missing_or_of_another_size_are_named(
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
     with pytest.raises(ModelError, match=rf"{re.escape(reason)}$"):
         load(folder)
+
+
+def test_a_table_of_groups_without_numbers_is_none(tiny_llama: Path, tmp_path: Path) -> None:
+    """Some GPTQ files have one of zeros, though their groups lie side by side."""
+    (tmp_path / "shaped").mkdir()
+    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "gptq")
+    expected, tensors = answers_of(load(folder)), load_file(folder / "model.safetensors")
+    tensors |= {name: torch.zeros_like(tensor) for name, tensor in tensors.items() if name.endswith("g_idx")}
+    save_file(tensors, folder / "model.safetensors")
+    assert answers_of(load(folder)) == expected
 
 
 def test_an_output_layer_is_not_made_up(tiny_llama: Path, tmp_path: Path) -> None:

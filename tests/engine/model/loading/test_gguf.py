@@ -99,7 +99,7 @@ def test_experts_and_rotations_are_those_of_the_file(
     config = read_json(resolve_checkpoint(file) / "config.json")
     assert config["moe_intermediate_size"] == EXPERT_SIZE
     for folder in (resolve_checkpoint(file), unpack_gguf(resolve_checkpoint(file))):
-        assert read_end_tokens(folder) == [2], "<|im_end|>"
+        assert read_end_tokens(folder) == [0, 2], "<|endoftext|> and <|im_end|>"
     assert config["rope_parameters"] == {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     asked = [Request(request_id=str(n), token_ids=[20, 30, 40 + n] * 9, max_new_tokens=5) for n in range(3)]
     answers = []

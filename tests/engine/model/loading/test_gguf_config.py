@@ -152,11 +152,13 @@ def test_the_largest_gemma_scales_queries_by_its_hidden_size(
         (["a", "<eos>", "<end_of_turn>"], {"eos": 1}, [1, 2]),  # Gemma
         (["<|endoftext|>", "a", "<|end|>"], {"eos": 0}, [0, 2]),  # Phi
         (["<|end|>", "<|return|>"], {"eos": 1}, [1]),  # gpt-oss
+        (["<|endoftext|>", "a", "<|im_end|>"], {"eos": 2}, [0, 2]),  # Qwen
+        (["a", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"], {"eos": 3}, [1, 2, 3]),  # Llama 3.1
         (["</s>", "a", "[end]"], {"eos": 0, "eot": 2}, [0, 2]),
         (["a"], {}, []),
     ],
 )
-def test_the_end_of_a_turn_ends_an_answer(
+def test_the_end_of_a_turn_or_a_text_ends_an_answer(
     tokens: list[str], named: dict[str, int], ends: list[int], tmp_path: Path
 ) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf", "llama")

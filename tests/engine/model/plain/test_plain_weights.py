@@ -91,6 +91,17 @@ def test_a_checkpoint_without_an_output_layer(is_base: bool, copied: Callable[[s
     )
 
 
+def test_tied_embeddings_by_the_name_of_the_output_layer(copied: Callable[[str], Path]) -> None:
+    """Some programs keep this one of the two names."""
+    folder = copied("llama")
+    expected = load(folder)[0].state_dict()
+    rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
+    found, has_output_layer = load(folder)
+    assert has_output_layer
+    assert found.lm_head.weight is found.model.embed_tokens.weight
+    assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in expected.items())
+
+
 @pytest.mark.parametrize("is_other", [True, False])
 def test_tied_embeddings_with_an_output_layer_in_the_files(is_other: bool, copied: Callable[[str], Path]) -> None:
     """transformers ties them only where they are equal."""

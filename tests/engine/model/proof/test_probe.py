@@ -133,6 +133,7 @@ def test_a_cache_that_cannot_be_written_keeps_no_record(tmp_path: Path, monkeypa
         ("Lfm2", "keep a state in place of KV"),
         ("T5", "attends to an encoder \\(cross attention\\), and KV is kept for prompts alone"),
         ("Albert", "transformers has no causal language model of it$"),
+        ("Llava", "transformers has no causal language model of it$"),
         ("Gemma3nText", "some of its layers read the KV of others"),
         ("StableLm", "layer 0: the model does not pass keywords on to its attention"),
         ("Falcon", "layer 0 does not use transformers' attention interface"),

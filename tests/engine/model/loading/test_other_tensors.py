@@ -1,0 +1,69 @@
+"""Weight files that do not belong to their config.json are refused by name: shapes, biases, heads, adapters."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PretrainedConfig
+
+from engine import Engine, EngineConfig, Request
+from engine.errors import ConfigError, ModelError
+from engine.limits import check_weights
+from engine.model.loading.checkpoint import resolve_checkpoint
+from tests.adapters import save_adapter
+
+SETTINGS = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22)
+SIZES: dict[str, Any] = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+Q_PROJ = "model.layers.1.self_attn.q_proj"
+
+
+def write(folder: Path, config: PretrainedConfig, **tensors: torch.Tensor) -> Path:
+    """A checkpoint with random weights and `tensors` of `Q_PROJ`."""
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    found = load_file(folder / "model.safetensors") | {f"{Q_PROJ}.{kind}": each for kind, each in tensors.items()}
+    save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ({"weight": torch.zeros(32, 64)}, rf"the weight {Q_PROJ}\.weight has the shape \[32, 64\], by config"),
+        ({"bias": torch.ones(64)}, rf"config\.json says nothing of biases such as {Q_PROJ}\.bias"),
+    ],
+)
+def test_a_weight_of_another_shape_and_a_bias_without_a_place_are_named(
+    tensors: dict[str, torch.Tensor], why: str, tmp_path: Path
+) -> None:
+    """transformers refuses the first without a name, and leaves out the second."""
+    config = Olmo2Config(**SIZES, num_attention_heads=4, num_key_value_heads=2)
+    with pytest.raises(ModelError, match=why):
+        Engine.load(write(tmp_path / "model", config, **tensors), SETTINGS)
+
+
+def test_heads_that_cannot_share_kv_heads_are_refused(tmp_path: Path) -> None:
+    """Before any work, and by the kernels, which would divide by zero."""
+    folder = write(tmp_path / "model", LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=3))
+    with pytest.raises(ModelError, match=r"config\.json: 4 heads are no multiple of its KV heads"):
+        check_weights(SETTINGS, folder)
+    with pytest.raises(ConfigError, match=r"attention 'native': 1\.33333 query heads a KV head are no whole number"):
+        Engine.load(folder, replace(SETTINGS, attention="native"))
+
+
+def test_the_folder_of_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").touch()
+    with pytest.raises(ModelError, match=r"the folder holds no \*\.safetensors file of a model"):
+        resolve_checkpoint(tmp_path)
+
+
+def test_an_adapter_beside_a_model_is_not_applied(tmp_path: Path) -> None:
+    """transformers applies it where peft is installed."""
+    folder = write(tmp_path, Olmo2Config(**SIZES, num_attention_heads=4, num_key_value_heads=2))
+    asked = Request(request_id=0, token_ids=[5, 6, 7], mode="score", labels=((8,), (9,)))
+    expected = Engine.load(folder, SETTINGS).score([asked])
+    save_adapter(folder, folder)
+    assert Engine.load(folder, SETTINGS).score([asked])[0].label_logprobs == expected[0].label_logprobs
