@@ -51,7 +51,7 @@ def list_gold_columns(connection: duckdb.DuckDBPyConnection, gold: str) -> dict[
     try:
         rows = execute(connection, "gold/gold_columns", {"gold": gold})
     except duckdb.Error as error:
-        raise DatabaseError(f"no table or view {gold!r} with gold rows: {explain(error)}") from error
+        raise DatabaseError(f"gold {gold!r}: {explain(error)}") from error
     return {column[0]: str(column[1]) for column in rows.description or ()}
 
 

@@ -82,7 +82,7 @@ def _find_idle_time(facts: RunFacts) -> list[str]:
             else "Larger partitions (--partition-tokens) have fewer of them."
         )
         found.append(
-            f"{percent(cool_down)} of the model's time were cool-down: only the last answers went on, and nothing was "
+            f"{percent(cool_down)} of the model's time was cool-down: only the last answers went on, and nothing was "
             f"left to fill the steps with. {remedy}"
         )
     is_memory_full = (totals.peak_kv_blocks or 0) >= FULL_KV * (totals.num_kv_blocks_total or 1)

@@ -165,7 +165,7 @@ def _log(looks: Iterable[Look], title: str, work: PlannedWork, show: Callable[[i
         num_lines = int(seconds / LOG_SECONDS)
         rows = f"{counts.num_rows:,} of {work.num_rows:,} prompts"
         failed = f" ({counts.num_failed:,} failed)" if counts.num_failed else ""
-        tokens = f"{counts.num_tokens:,} tokens, {counts.num_tokens / seconds:.0f} tokens/s"
+        tokens = f"{counts.num_tokens:,} tokens, {counts.num_tokens / seconds:,.0f} tokens/s"
         rest = "time left not known yet" if math.isnan(left) else f"about {left:,.0f} s left"
         LOGGER.info("%s: %s%s, %s, %s", title, rows, failed, tokens, rest)
         show(counts.num_rows)

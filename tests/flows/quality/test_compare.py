@@ -127,7 +127,7 @@ def test_gold_that_cannot_be_used_is_refused_before_a_row_is_read(nights: Any) -
         "drop table ranking_candidates; create table wrong as select 'q0' as query_id, 'd0' as doc_id, 1 as size"
     )
     for gold, message in (
-        ("none", "no table or view 'none' with gold rows"),
+        ("none", "gold 'none': no table or view 'none'"),
         ("main.wrong", r"gold table 'main\.wrong' has a column 'size', which workload 'ranking' does not answer"),
     ):
         with pytest.raises(DatabaseError, match=message):

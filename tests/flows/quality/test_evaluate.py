@@ -51,7 +51,7 @@ def test_answers_are_judged_and_a_bad_metric_is_an_exit_code(nights: Any, capsys
     assert "accuracy" in str(artifact.data)
 
     for wrong, line in {
-        ("--gold", "none"): "no table or view 'none' with gold rows",
+        ("--gold", "none"): "gold 'none': no table or view 'none'",
         ("--min", "accuracy"): "--min 'accuracy' is not of the form [COLUMN.]METRIC[.LABEL]=NUMBER",
         ("--workload", "nonsense"): "no workload 'nonsense'",
     }.items():

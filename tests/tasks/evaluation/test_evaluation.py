@@ -454,10 +454,10 @@ def test_each_question_of_a_row_is_judged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        ("select 1", "no table or view 'gold' with gold rows"),
+        ("select 1", "gold 'gold': no table or view 'gold'"),
         (
             "create table x (i int); create view gold as from x; drop table x",
-            "no table or view 'gold' with gold rows: no table or view 'x'",
+            "gold 'gold': no table or view 'x'",
         ),
         ("create table gold (doc_id text, label text)", "has no column 'query_id' of the key; it has doc_id, label"),
         ("create table gold (query_id text, doc_id text)", "has no column to compare; the answers have score, label"),
