@@ -57,7 +57,7 @@ def decode_step_ms(tuned: TunedAttention, *, num_rows: int = 512, num_steps: int
             launches=tuned.launches,
         )  # fmt: skip
         times.append(time.perf_counter())
-        tokens = sampler.sample(torch.empty(step.num_output_rows, 1), step).wait()
+        tokens = sampler.sample(torch.zeros(step.num_output_rows, 1), step).wait()
         times.append(time.perf_counter())
         answered = scheduler.commit(step, tokens, sampler.follow)
         times.append(time.perf_counter())

@@ -257,11 +257,11 @@ def test_what_an_earlier_workload_has_yet_to_answer_is_not_explained(nights: Any
         " join queries using (query_id)"
     )
     first, second = str(tmp_path / "first.toml"), str(tmp_path / "again.toml")
-    line = "no table or view 'latest_firsts', which workload 'again' reads; if an earlier workload makes it, explain"
-    with pytest.raises(DatabaseError, match=line):
+    line = "in the query of workload 'again': no table or view 'latest_firsts'"
+    with pytest.raises(DatabaseError, match=f"{line}; if an earlier workload makes it, explain"):
         run_explain(nights, first, second)
     assert not (runs_folder(nights.path) / "cache").exists(), "no rows were read"
-    with pytest.raises(DatabaseError, match=r"'latest_firsts', which workload 'again' reads$"):
+    with pytest.raises(DatabaseError, match=f"{line}$"):
         run_explain(nights, second, first)
     nights.run(first, second)
     assert [forecast.num_rows for forecast in run_explain(nights, first, second, full=True)] == [12, 12]

@@ -147,9 +147,9 @@ def test_a_gguf_file_s_sizes_are_those_of_its_tensors(smollm2_gguf: Path, tmp_pa
     folder = shutil.copytree(resolve_checkpoint(smollm2_gguf), tmp_path / "model")
     check_weights(SETTINGS, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
+    (folder / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 9}))
     with pytest.raises(
-        ModelError, match=r"head_dim 256, hidden_size 576; the weight blk\.0\.attn_k\.weight has the shape"
+        ModelError, match=r"head_dim 576, hidden_size 576; the weight blk\.0\.attn_k\.weight has the shape"
     ):
         check_weights(SETTINGS, folder)
 
