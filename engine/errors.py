@@ -1,6 +1,7 @@
 """The one exception tree: every error batchloom raises on purpose derives from `BatchloomError`.
 
-Each class also inherits the builtin that a caller would expect, so `except ValueError` keeps working.
+Each class also inherits the builtin that a caller would expect, so `except ValueError` keeps working. A model that
+computes NaN is a `FloatingPointError` outside the tree, treated as what a model itself raises: some rows are the cause.
 Messages name the actual value, the expected one, and which request, row, file or column is meant.
 """
 

@@ -41,10 +41,10 @@ class PendingTokens:
 
     def wait(self) -> list[int]:
         """Waits for the device, adds scores and vectors to their sequences, and returns the tokens. To be called in the
-        order of launches, and at the latest before the next but one step is launched."""
+        order of launches, and at the latest before the next but one step is launched. Raises `FloatingPointError`."""
         copied, has_nan, *results = self.copies.wait()
         if has_nan:
-            raise RuntimeError("the model computed NaN, as float16 does beyond 65,504: set dtype to auto")
+            raise FloatingPointError("the model computed NaN, as float16 does beyond 65,504: set dtype to auto")
         for book, result in zip(self.books, results, strict=True):
             book(result)
         return copied.tolist()
