@@ -30,7 +30,7 @@ class PendingTokens:
 
     Args:
         token_ids: int64 ``[n]`` on the device, one token for each row of `Step.sampled`.
-        copies: token_ids, whether a hidden state is NaN, and the results of `score_rows`, being copied to the host.
+        copies: token_ids, the sum of the hidden states, and the results of `score_rows`, being copied to the host.
         books: of these results.
     """
 
@@ -42,8 +42,8 @@ class PendingTokens:
     def wait(self) -> list[int]:
         """Waits for the device, adds scores and vectors to their sequences, and returns the tokens. To be called in the
         order of launches, and at the latest before the next but one step is launched. Raises `FloatingPointError`."""
-        copied, has_nan, *results = self.copies.wait()
-        if has_nan:
+        copied, checksum, *results = self.copies.wait()
+        if checksum.isnan():
             raise FloatingPointError("the model computed NaN, as float16 does beyond 65,504: set dtype to auto")
         for book, result in zip(self.books, results, strict=True):
             book(result)
@@ -72,7 +72,7 @@ class TokenSampler:
             token_ids = sample(sampled, self._model, drawn_rows(step), masks)
         else:
             token_ids = self._model.most_likely(sampled, masks)
-        copies = HostCopies([token_ids, hidden.isnan().any(), *(result for result, _ in results)])
+        copies = HostCopies([token_ids, hidden.sum(), *(result for result, _ in results)])
         return PendingTokens(step, token_ids, copies, [book for _, book in results])
 
     def prepare(self, step: Step) -> None:

@@ -90,7 +90,7 @@ class Ranges:
         tile_us, token_us, partial_us = slot_costs(launch, self.shape[number])
         range_us = tile_us + token_us * longest
         most = np.maximum(longest // min_split_tokens, 1)
-        splits = _SPLITS if most.max() > 1 else _SPLITS[:1]
+        splits = _SPLITS[: _SPLITS[:, 0].searchsorted(most.max()) + 1]  # with more, no range has more parts
         longest_us = range_us.max() / splits * (1 + 1e-9)
         parts = np.minimum(np.ceil(range_us / longest_us), most)
         becomes_partial = is_partial | (parts > 1)
