@@ -43,11 +43,10 @@ class NativeBackend(NativeOperations, AttentionBackend):
             raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, ELEMENT_TYPES))}")
         super().__init__(**shape)
         self.library, self.suffix, self.dtype = load_library(folder, "native"), ELEMENT_TYPES[dtype], dtype
-        self.has_products = hasattr(self.library, f"project_{self.suffix}")
         self._has_layers = has_layers
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
-        """Layers in one C++ call; with torch's matrix products where the kernels do not support the sizes or processor.
+        """Layers in one C++ call; with torch's matrix products where the kernels do not support the sizes.
         `weights` is read one at a time, so that the caller can free each layer before the next one is copied."""
         if not self._has_layers:
             return None
@@ -69,9 +68,9 @@ class NativeBackend(NativeOperations, AttentionBackend):
         return None if packed is None else PackedOutputLayer(self, packed)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight | None:
-        """Packs ``[n, depth]`` weights for `project`; None where the kernels do not support the size or processor."""
+        """Packs ``[n, depth]`` weights for `project`; None where the kernels do not support the size."""
         num_columns, depth = weight.shape
-        if not self.has_products or num_columns % 32 or depth % 32:
+        if num_columns % 32 or depth % 32:
             return None
         # [panel, word along the depth, column, element of the word]: a word of 4 bytes holds a pair of bf16.
         size = 4 // weight.itemsize

@@ -88,9 +88,7 @@ class PackedOutputLayer:
 
 
 def pack_layer(kernels: "NativeBackend", layer: LayerWeights) -> PanelLayer | None:
-    """A layer for `PackedLayers`; None where the kernels do not support its sizes or the processor."""
-    if not kernels.has_products:
-        return None
+    """A layer for `PackedLayers`; None where the kernels do not support its sizes."""
     is_plain = type(layer) is LayerWeights
     qkv, output, down = kernels.pack(*layer.qkv), kernels.pack(*layer.output), kernels.pack(layer.down)
     gate_up = kernels.pack_gated(layer.gate, layer.up) if is_plain else pack_gate_up(kernels, layer)

@@ -1,4 +1,4 @@
-"""A decoder layer on the CPU with torch's matrix products, where the C++ products lack its sizes or the processor."""
+"""A decoder layer on the CPU with torch's matrix products, where the C++ products lack its sizes."""
 
 from dataclasses import fields, replace
 

@@ -235,7 +235,7 @@ def check_native(
 @pytest.mark.parametrize("units", UNITS)
 @pytest.mark.parametrize("num_rows", [1, 5, 12, 13, 31, 32, 33, 300, 437])
 def test_native_products_and_what_is_between_them(num_rows: int, units: str, folders: dict[str, Path]) -> None:
-    """Against float64, in both formats; where this CPU does not multiply bf16, products are torch's."""
+    """Against float64, in both formats."""
     generator = torch.Generator().manual_seed(num_rows)
     for dtype, most_error in ((torch.float32, 1e-5), (torch.bfloat16, 0.03)):
         kernels = NativeBackend(
@@ -255,17 +255,14 @@ def test_native_products_and_what_is_between_them(num_rows: int, units: str, fol
         both = torch.cat([gate, up])
         assert (kernels.swiglu(normed @ both.T).double() - expected).abs().max() < most_error * expected.abs().max()
         packed, packed_gated = kernels.pack(weight, bias), kernels.pack_gated(gate, up)
-        assert (packed is not None) == (packed_gated is not None) == kernels.has_products
-        has_pairs = "avx512_bf16" in CPU_FLAGS and "-mno-avx512" not in os.environ.get("CXXFLAGS", "")
-        is_here = dtype == torch.float32 or (units != "plain" and has_pairs)
-        assert kernels.has_products == is_here
-        if packed is not None and packed_gated is not None:
-            gated = kernels.project(normed, packed_gated)
-            assert (gated.double() - expected).abs().max() < most_error * expected.abs().max()
-            expected = normed.double() @ weight.double().T + bias.double() + residual.double()
-            out = kernels.project(normed, packed, residual)
-            assert (out.double() - expected).abs().max() < most_error * expected.abs().max()
-            assert torch.equal(packed.columns(torch.tensor([63, 0, 17, 17])), weight[[63, 0, 17, 17]])
+        assert packed is not None
+        assert packed_gated is not None
+        gated = kernels.project(normed, packed_gated)
+        assert (gated.double() - expected).abs().max() < most_error * expected.abs().max()
+        expected = normed.double() @ weight.double().T + bias.double() + residual.double()
+        out = kernels.project(normed, packed, residual)
+        assert (out.double() - expected).abs().max() < most_error * expected.abs().max()
+        assert torch.equal(packed.columns(torch.tensor([63, 0, 17, 17])), weight[[63, 0, 17, 17]])
 
 
 @pytest.mark.parametrize(
@@ -292,9 +289,7 @@ def test_deep_products(
     generator = torch.Generator().manual_seed(num_rows)
     x, weight = (torch.randn(size, 4160, generator=generator).to(dtype) for size in (num_rows, num_columns))
     packed = kernels.pack(weight)
-    if packed is None:
-        assert not kernels.has_products
-        return
+    assert packed is not None
     expected = x.double() @ weight.double().T
     out = kernels.project(kernels.copy_rows(x), packed)
     assert (out.double() - expected).abs().max() < most_error * expected.abs().max()
@@ -303,6 +298,21 @@ def test_deep_products(
     for num_threads in (1, 5):
         torch.set_num_threads(num_threads)
         assert torch.equal(kernels.project(kernels.copy_rows(x), packed), out)
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 33])
+def test_without_units_for_bf16_its_products_are_those_of_float32_rounded(num_rows: int) -> None:
+    products = []
+    generator = torch.Generator().manual_seed(num_rows)
+    x, weight = (torch.randn(size, 1056, generator=generator).bfloat16() for size in (num_rows, 96))
+    for dtype in (torch.bfloat16, torch.float32):
+        kernels = NativeBackend(
+            num_q_heads=4, num_kv_heads=2, head_dim=32, dtype=dtype, block_size=32, folder=compiled(PLAIN, "native")
+        )
+        packed = kernels.pack(weight.to(dtype))
+        assert packed is not None
+        products.append(kernels.project(kernels.copy_rows(x.to(dtype)), packed).bfloat16())
+    assert torch.equal(*products)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "float32"])
@@ -321,9 +331,7 @@ def test_the_largest_column_is_found_without_the_product(
     some = torch.randperm(2 * num_rows, generator=generator)[:num_rows]
     for addend in (None, bias.to(dtype)):
         packed = kernels.pack(weight, addend)
-        if packed is None:
-            assert not kernels.has_products
-            continue
+        assert packed is not None
         x = torch.randn(2 * num_rows, 64, generator=generator).to(dtype)[some]
         rows = kernels.copy_rows(x)
         assert torch.equal(rows, x)

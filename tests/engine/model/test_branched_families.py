@@ -58,7 +58,7 @@ def _largest_error(model: transformers.PreTrainedModel, expected: list[torch.Ten
 
     Args:
         expected: float64, a row for each prompt.
-        is_packed: whether they are computed in one call of C++ wherever the CPU has the products.
+        is_packed: whether they are computed in one call of C++.
     """
     dtype = str(model.dtype).removeprefix("torch.")
     config = EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=1 << 24, max_num_batched_tokens=64)
@@ -66,7 +66,7 @@ def _largest_error(model: transformers.PreTrainedModel, expected: list[torch.Ten
     assert engine._model.has_replaced_layers
     backend = engine._runner.attention
     assert isinstance(backend, NativeBackend)
-    assert isinstance(engine._model.base.layers[0]._layers, PackedLayers) == (is_packed and backend.has_products)
+    assert isinstance(engine._model.base.layers[0]._layers, PackedLayers) == is_packed
     asked = [Request(request_id=str(i), token_ids=p, mode="score", labels=LABELS) for i, p in enumerate(PROMPTS)]
     found = torch.tensor([completion.label_logprobs for completion in engine.score(asked)], dtype=torch.float64)
     return float((found - torch.stack(expected)).abs().max())

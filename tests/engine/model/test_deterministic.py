@@ -14,7 +14,6 @@ from transformers import AutoConfig, MistralConfig, MistralForCausalLM, PreTrain
 from engine import Engine, EngineConfig
 from engine.errors import ConfigError, ModelError
 from engine.kernels.cpu.deterministic import DeterministicBackend
-from engine.kernels.cpu.native_build import load_library
 from engine.kernels.output_layer import columns_in_float64
 from engine.model.loading.checkpoint import cache_folder
 from engine.model.proof.tiny_model import make_tiny_model, shrink
@@ -55,16 +54,8 @@ def num_threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def has_products() -> None:
-    if not hasattr(load_library(cache_folder(), "native"), "project_bf16"):
-        pytest.skip("this CPU does not multiply bf16")
-
-
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
 def dtype(request: pytest.FixtureRequest) -> str:
-    if request.param == "bfloat16":
-        request.getfixturevalue("has_products")
     return str(request.param)
 
 
@@ -110,7 +101,7 @@ def test_answers_do_not_depend_on_the_batch(
     check_any_batch(data, load_model, PROMPTS, alone, **others)
 
 
-def test_a_column_of_labels_is_the_same_with_any_others(has_products: None) -> None:
+def test_a_column_of_labels_is_the_same_with_any_others() -> None:
     backend = DeterministicBackend(
         has_layers=True, num_q_heads=2, num_kv_heads=1, head_dim=16, dtype=torch.bfloat16, block_size=32,
         folder=cache_folder(),
@@ -148,7 +139,7 @@ def test_sizes_that_only_torch_multiplies_are_refused() -> None:
         load(make_tiny_model(config), dtype="float32")
 
 
-def test_a_window_is_refused(tiny_llama: Path, has_products: None) -> None:
+def test_a_window_is_refused(tiny_llama: Path) -> None:
     values = AutoConfig.from_pretrained(tiny_llama).to_dict() | {"sliding_window": 40, "architectures": None}
     model = MistralForCausalLM(MistralConfig(**{**values, "model_type": "mistral"}))
     with pytest.raises(

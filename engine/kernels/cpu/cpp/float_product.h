@@ -1,4 +1,5 @@
-// Linear layers in float32, on the widest vectors of the processor, then bias, activation and residual stream.
+// Linear layers in float32, and in bf16 on processors that do not multiply it, on the widest vectors of the processor, then
+// bias, activation and residual stream.
 #pragma once
 
 #include "activation.h"
@@ -19,42 +20,59 @@ constexpr int FLOAT_ROWS = 4;
 // A sum is split into parts of at most so many terms, which are then added: this rounds less than one long sum.
 constexpr int64_t FLOAT_TERMS = 512;
 
-// Rows of x [rows, depth] and panels [depth][32 columns].
+typedef uint32_t Words __attribute__((vector_size(FLOATS * 4)));
+
+// The first and the second element of every pair.
+inline Floats first_of(Words pairs) { return Floats(pairs << 16); }
+inline Floats second_of(Words pairs) { return Floats(pairs & 0xffff0000); }
+
+// Rows of x [rows, depth] and panels [words of depth][32 columns]. A word is a float, or a pair of bf16, whose products are
+// those of the same numbers in float32.
+template <typename T>
 struct FloatOperands {
   typedef float Sum;
   static constexpr bool has_shared_panels = true, has_tiles = false;
-  const float *x, *panels;
+  static constexpr int64_t WORD = 4 / sizeof(T);
+  const T *x, *panels;
   int64_t depth, row_bytes;
 
-  FloatOperands(const float* x, const float* panels, int64_t depth)
-      : x(x), panels(panels), depth(depth), row_bytes(depth * int64_t(sizeof(float))) {}
+  FloatOperands(const T* x, const T* panels, int64_t depth)
+      : x(x), panels(panels), depth(depth), row_bytes(depth * int64_t(sizeof(T))) {}
 
   // See PairOperands.
   void multiply_vectors(int64_t first_row, int64_t panel, float* block, int count) const {
-    const float *from = x + first_row * depth, *columns = panels + panel * PANEL * depth;
-    const int64_t num_parts = divide_up(depth, FLOAT_TERMS);
+    const T *from = x + first_row * depth, *columns = panels + panel * PANEL * depth;
+    const int64_t num_parts = divide_up(depth, FLOAT_TERMS), num_words = depth / WORD;
     std::fill(block, block + round_up(count, 4) * PANEL, 0.0f);
     for (int64_t part = 0; part < num_parts; part++) {
-      const int64_t begin = part_start(depth, num_parts, part), end = part_start(depth, num_parts, part + 1);
+      const int64_t begin = part_start(num_words, num_parts, part), end = part_start(num_words, num_parts, part + 1);
       by_rows<FLOAT_ROWS>(count, [=](auto rows, int first) {
         add_terms<rows>(from + first * depth, columns, begin, end, block + first * PANEL);
       });
     }
   }
 
-  // to[r][c] += the terms [begin, end) of R rows times one panel. Not inlined: inlining makes it 10 % slower.
+  // to[r][c] += the words [begin, end) of R rows times one panel. Not inlined: inlining makes it 10 % slower.
   template <int R>
-  __attribute__((noinline)) void add_terms(const float* rows, const float* columns, int64_t begin, int64_t end, float* to) const {
+  __attribute__((noinline)) void add_terms(const T* rows, const T* columns, int64_t begin, int64_t end, float* to) const {
     const int64_t stride = depth;
     for (int column = 0; column < PANEL; column += 2 * FLOATS) {
       Floats sums[2][R] = {};
       for (int64_t k = begin; k < end; k++) {
-        const float* at = columns + k * PANEL + column;
+        const T *at = columns + (k * PANEL + column) * WORD, *const row = rows + k * WORD;
         for (int line = 0; line < 2 * FLOATS; line += 16)
-          __builtin_prefetch(reinterpret_cast<const char*>(at + line) + AHEAD_BYTES, 0, 2);
-        const Floats low = load_floats(at), high = load_floats(at + FLOATS);
+          __builtin_prefetch(reinterpret_cast<const char*>(at + line * WORD) + AHEAD_BYTES, 0, 2);
+        const Words low = load_as<Words>(at), high = load_as<Words>(at + FLOATS * WORD);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) sums[0][r] += low * rows[r * stride + k], sums[1][r] += high * rows[r * stride + k];
+        for (int r = 0; r < R; r++) {
+          if constexpr (WORD == 1) {
+            sums[0][r] += Floats(low) * row[r * stride], sums[1][r] += Floats(high) * row[r * stride];
+          } else {
+            const Words both = Words{} + load_as<uint32_t>(row + r * stride);
+            sums[0][r] += first_of(low) * first_of(both), sums[1][r] += first_of(high) * first_of(both);
+            sums[0][r] += second_of(low) * second_of(both), sums[1][r] += second_of(high) * second_of(both);
+          }
+        }
       }
       for (int r = 0; r < R; r++)
         for (int half = 0; half < 2; half++) {
@@ -67,9 +85,10 @@ struct FloatOperands {
 };
 
 // Finishes a row of sums for one panel: bias, activation, residual stream.
-struct ToFloats {
-  const float *bias, *residual;
-  float* out;
+template <typename T>
+struct ToRows {
+  const T *bias, *residual;
+  T* out;
   int64_t num_columns;  // of the output and of the residual
   Gating gating;
 
@@ -78,26 +97,28 @@ struct ToFloats {
   void operator()(const float* sums, int64_t row, int64_t panel) const {
     const int64_t column = panel * PANEL, at = row * num_columns + column;
     float values[PANEL];
-    for (int i = 0; i < PANEL; i++) values[i] = sums[i] + (bias ? bias[column + i] : 0.0f);
+    for (int i = 0; i < PANEL; i++) values[i] = sums[i] + (bias ? load(bias[column + i]) : 0.0f);
     if (gating.is_gated) {
-      activate_gated(values, values + PANEL / 2, out + row * num_columns + panel * (PANEL / 2), PANEL / 2, gating);
+      activate_gated(values, values + PANEL / 2, values, PANEL / 2, gating);
+      T* const to = out + row * num_columns + panel * (PANEL / 2);
+      for (int i = 0; i < PANEL / 2; i++) store(to[i], values[i]);
       return;
     }
     activate(values, PANEL, gating);
-    for (int i = 0; i < PANEL; i++) out[at + i] = values[i] + (residual ? residual[at + i] : 0.0f);
+    for (int i = 0; i < PANEL; i++) store(out[at + i], values[i] + (residual ? load(residual[at + i]) : 0.0f));
   }
 };
 
 // Calls f with the same; see pair_product.h.
-template <typename F>
-void with_finish(const ToFloats& to, const F& f) {
+template <typename T, typename F>
+void with_finish(const ToRows<T>& to, const F& f) {
   f(to);
 }
 
-template <>
-struct PanelProduct<float> {
-  typedef FloatOperands Operands;
-  typedef ToFloats Finish;
+template <typename T>
+struct PanelProduct {
+  typedef FloatOperands<T> Operands;
+  typedef ToRows<T> Finish;
 };
 
 }  // namespace

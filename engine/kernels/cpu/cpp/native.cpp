@@ -1,7 +1,7 @@
 // The CPU kernels of decoder layers, for the element types bf16 and float.
 //
 // Compiled once per machine by engine/kernels/cpu/native_build.py. bf16 products run on AMX tiles if the CPU has them, else
-// on AVX-512 vectors of bf16 pairs; without these there are no functions for them. Python calls what is exported here.
+// on AVX-512 vectors of bf16 pairs, else in float32. Python calls what is exported here.
 #include "draw.h"
 #include "linear.h"
 
@@ -21,8 +21,6 @@ EXPORT_LAYERS(FloatFormat, float32)
 
 EXPORT_ATTENTION(bf16, bf16, bf16, bf16)
 EXPORT_ELEMENTWISE(bf16, bf16)
-#ifdef HAS_AVX512
 typedef LinearFormat<bf16, PanelWeights<bf16>> PairFormat;
 EXPORT_LINEAR(bf16, PanelWeights<bf16>, bf16)
 EXPORT_LAYERS(PairFormat, bf16)
-#endif

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "activation.h"
+#include "float_product.h"
 #include "pairs.h"
-#include "product.h"
 
 #ifdef HAS_AVX512
 namespace {

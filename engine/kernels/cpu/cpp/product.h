@@ -212,7 +212,7 @@ void multiply_tiles(const Operands& operands, int64_t first_row, int64_t panel, 
 }
 #endif
 
-// For an element type: the Operands of `multiply`, and the Finish that stores rows of sums.
+// For an element type: the Operands of `multiply`, and the Finish that stores rows of sums; see float_product.h.
 template <typename T>
 struct PanelProduct;
 
