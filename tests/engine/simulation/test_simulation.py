@@ -323,6 +323,9 @@ def test_devices_are_found_by_their_product_name_and_measured_otherwise() -> Non
     again = probe_device(torch.device("cpu"), SHAPE, "float32")
     assert (again.name, again.peak_flops) == ("cpu", cpu.peak_flops), "a rate is measured once in a process"
     assert again.peak_bytes_per_second == cpu.peak_bytes_per_second
+    for dtype in ("bfloat16", "int8"):  # torch's products may be slow where the engine's own are not
+        other = probe_device(torch.device("cpu"), SHAPE, dtype)
+        assert other.flops_per_second(dtype) >= cpu.flops_per_second("float32")
 
 
 SMOLLM2 = ModelShape(
