@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.completion import Completion as Completion
     from engine.config import EngineConfig as EngineConfig
+    from engine.encoding.encoder_engine import EncoderEngine as EncoderEngine
     from engine.engine import Engine as Engine
     from engine.execution.step_record import StepRecord as StepRecord
     from engine.grammar import Grammar as Grammar
     from engine.grammar import Vocabulary as Vocabulary
+    from engine.keeping.keeping_engine import KeepingEngine as KeepingEngine
     from engine.planning.group import PrefixGroup as PrefixGroup
     from engine.planning.prefix_groups import plan_prefix_groups as plan_prefix_groups
     from engine.request import Request as Request
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Completion": "engine.completion",
+    "EncoderEngine": "engine.encoding.encoder_engine",
     "Engine": "engine.engine",
     "EngineConfig": "engine.config",
     "Grammar": "engine.grammar",
+    "KeepingEngine": "engine.keeping.keeping_engine",
     "PrefixGroup": "engine.planning.group",
     "Request": "engine.request",
     "StepRecord": "engine.execution.step_record",

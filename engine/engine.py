@@ -95,12 +95,14 @@ class Engine(BatchCalls):
             keeps_base: whether `use_adapter` will be called; the base's weights are then kept in memory, too.
             shard: the rank whose share is computed here; None: the model is whole, or this rank starts the others.
         Raises:
-            ConfigError: the model is an object or adapted, so that a second process cannot load it.
+            ConfigError: a setting is of `KeepingEngine`, or of a second process, which cannot load a model object.
             ModelError: not readable, or not an architecture that is computed exactly.
             CapacityError: the KV budget holds no block, or is larger than the free memory (`OutOfMemoryError`).
         """
         if not isinstance(config := EngineConfig() if config is None else config, EngineConfig):
             raise ConfigError(f"config must be an EngineConfig, got {config!r}")
+        if config.keep_prefixes_bytes and cls is Engine:
+            raise ConfigError("keep_prefixes_bytes is a setting of KeepingEngine: load that, or set it to 0")
         is_loaded, is_adapted = not isinstance(model, (str, Path)), adapter is not None or keeps_base
         if config.disaggregation != "none" or config.tensor_parallel_size > 1:
             check_model(config, is_loaded=is_loaded, is_adapted=is_adapted)

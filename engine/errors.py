@@ -5,6 +5,9 @@ computes NaN is a `FloatingPointError` outside the tree, treated as what a model
 Messages name the actual value, the expected one, and which request, row, file or column is meant.
 """
 
+COMPUTED_NAN = "the model computed NaN, as float16 does beyond 65,504: set dtype to auto"
+"""The message of such a `FloatingPointError`."""
+
 
 class BatchloomError(Exception):
     """Base of every deliberate error."""

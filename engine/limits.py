@@ -36,10 +36,8 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
         layer_bytes = config.block_size * kv_bytes_per_layer(values, name)
     num_bytes = num_layers * layer_bytes
     if config.kv_memory_bytes < 2 * num_bytes:
-        raise CapacityError(
-            f"a KV budget of {config.kv_memory_bytes} bytes holds no request: one block of {config.block_size} tokens "
-            f"needs {num_bytes} bytes, and the shortest request two blocks"
-        )
+        needs = f"one block of {config.block_size} tokens needs {num_bytes} bytes, and the shortest request two blocks"
+        raise CapacityError(f"a KV budget of {config.kv_memory_bytes} bytes holds no request: {needs}")
 
 
 def check_weights(config: EngineConfig, checkpoint: Path) -> None:
@@ -77,16 +75,12 @@ def why_impossible(
         return f"token ids must not be negative, got {smallest}"
     num_tokens = most_tokens(request)
     if num_tokens > max_model_len:
-        return (
-            f"the prompt has {num_prompt_tokens} tokens, with {num_tokens - num_prompt_tokens} for the answer "
-            f"{num_tokens}, which exceeds the context of {max_model_len}"
-        )
+        prompt = f"the prompt has {num_prompt_tokens} tokens, with {num_tokens - num_prompt_tokens} for the answer"
+        return f"{prompt} {num_tokens}, which exceeds the context of {max_model_len}"
     num_blocks, num_kv_blocks = most_blocks(request, cache.block_size), cache.num_blocks // len(cache.layout.windows)
     if num_blocks > num_kv_blocks:
-        return (
-            f"{num_tokens} tokens need up to {num_blocks} KV blocks of {cache.block_size} tokens, "
-            f"the memory budget holds {num_kv_blocks}"
-        )
+        needs = f"{num_tokens} tokens need up to {num_blocks} KV blocks of {cache.block_size} tokens"
+        return f"{needs}, the memory budget holds {num_kv_blocks}"
     if request.grammar is not None and request.grammar.vocabulary.size != model.vocab_size:
         return f"its grammar is of {request.grammar.vocabulary.size} tokens, the model has {model.vocab_size}"
     return "stop strings need the caller's decoder: pass decode=" if request.stop and not can_decode else None

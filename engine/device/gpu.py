@@ -11,13 +11,15 @@ FORMATS = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 
 
 def check_gpu(name: str) -> None:
-    """Refuses a device that torch does not find, see `engine.device.placement.check_device`."""
+    """Refuses a device that is of another kind or not here, see `engine.device.placement.check_device`."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"device {name!r} is not known to torch; use cpu, cuda or auto") from error
-    if device.type != "cuda":
+    if device.type == "cpu":
         return
+    if device.type != "cuda":
+        raise ConfigError(f"device {name!r} is not supported; use cpu, cuda or auto")
     if not torch.cuda.is_available():
         raise ConfigError(f"device {name!r}: torch finds no GPU here; use cpu or auto")
     num_gpus = torch.cuda.device_count()

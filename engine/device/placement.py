@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_device(name: str) -> None:
-    """Raises `ConfigError` if torch does not know the device, or finds no such GPU here; done before any work."""
+    """Raises `ConfigError` if the device is neither a CPU nor a GPU that torch finds here; done before any work."""
     if name not in ("auto", "cpu"):
         from engine.device.gpu import check_gpu
 

@@ -14,7 +14,7 @@ from engine.device.threads import use_threads
 from engine.device.transfers import to_device
 from engine.encoding.encoder import Encoder
 from engine.encoding.families import find_longest_text
-from engine.errors import ConfigError, ModelError
+from engine.errors import COMPUTED_NAN, ConfigError, ModelError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.output import complete
 from engine.execution.step_record import StepRecord
@@ -33,7 +33,7 @@ class EncoderEngine(BatchCalls):
     Made by `EncoderEngine.load`. Not thread-safe: one call at a time.
 
     Args:
-        config: settings of KV memory, decoding and sharing have no effect.
+        config: settings of KV memory, decoding and sharing have no effect, nor has `deterministic`.
         max_positions: longest text that the checkpoint's positions allow, in tokens.
         adapter: in the weights; None: the base alone.
     """
@@ -55,7 +55,7 @@ class EncoderEngine(BatchCalls):
         Args:
             model: checkpoint folder or hub id.
         Raises:
-            ConfigError: tensor_parallel_size is above 1, or the format is fp8.
+            ConfigError: tensor_parallel_size is above 1, or the format is fp8 or int8.
             ModelError: not readable, or not an encoder that is computed exactly.
         """
         config = EngineConfig() if config is None else config
@@ -65,8 +65,8 @@ class EncoderEngine(BatchCalls):
             raise ModelError(f"model must be the path of a checkpoint folder or a hub id, got {model!r}")
         if config.tensor_parallel_size > 1:
             raise ConfigError(f"tensor_parallel_size {config.tensor_parallel_size} is for decoders, this is an encoder")
-        if config.dtype == "fp8":
-            raise ConfigError("dtype 'fp8' is for decoders, this is an encoder")
+        if config.dtype in ("fp8", "int8"):
+            raise ConfigError(f"dtype {config.dtype!r} is for decoders, this is an encoder")
         folder = resolve_checkpoint(model)
         device = resolve_device(config.device)
         use_device(device)
@@ -101,9 +101,13 @@ class EncoderEngine(BatchCalls):
             decode: not used: there is nothing to decode.
             on_step: see `Engine.run_plan`.
         Raises:
+            ConfigError: on_step is not a function.
+            FloatingPointError: a vector has NaN.
             ModelError: the checkpoint does not answer requests of one of the modes.
             RequestError: a request is not in one group, or its group has another prompt.
         """
+        if not (on_step is None or callable(on_step)):
+            raise ConfigError(f"on_step must be a function of step records, got {on_step!r}")
         use_device(self._encoder.device)
         for mode in {request.mode for request in requests}:
             if mode not in POOLED_MODES:
@@ -144,11 +148,13 @@ class EncoderEngine(BatchCalls):
                 on_step(record)
 
     def _compute(self, texts: Sequences[Sequence]) -> Vector:
-        """Pooled vectors ``[n, k]`` of texts of one kind."""
+        """Pooled vectors ``[n, k]`` of texts of one kind; `FloatingPointError` where one has NaN."""
         request, token_ids = texts[0].request, [text.request.token_ids for text in texts]
         hidden = self._encoder.forward(token_ids, request.pair_separator)
         lengths = to_device(np.array([len(text) for text in token_ids]), hidden.device)
         vectors: Vector = self._encoder.find_pooler(request.mode)(hidden, lengths).cpu().numpy()
+        if np.isnan(vectors).any():
+            raise FloatingPointError(COMPUTED_NAN)
         return vectors
 
     def why_impossible(self, request: Request, *, can_decode: bool = False) -> str | None:

@@ -12,6 +12,7 @@ import torch
 
 from engine.completion import Completion, FinishReason
 from engine.device.transfers import HostCopies, to_device
+from engine.errors import COMPUTED_NAN
 from engine.execution.draws import drawn_rows, sample
 from engine.execution.scored_rows import Book, score_rows
 from engine.model.model import Model
@@ -44,7 +45,7 @@ class PendingTokens:
         order of launches, and at the latest before the next but one step is launched. Raises `FloatingPointError`."""
         copied, checksum, *results = self.copies.wait()
         if checksum.isnan():
-            raise FloatingPointError("the model computed NaN, as float16 does beyond 65,504: set dtype to auto")
+            raise FloatingPointError(COMPUTED_NAN)
         for book, result in zip(self.books, results, strict=True):
             book(result)
         return copied.tolist()

@@ -1,6 +1,9 @@
 """Prefix groups: prompts with a common prefix, as the scheduler takes them (BatchLLM section 4.2)."""
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from engine.planning.prefix_tree import TokenArray
 
@@ -52,3 +55,20 @@ class PrefixGroup:
         token, which is always computed."""
         is_alone = len(self.prefix) == 0 and len(self.members) == 1
         return self.members[0].suffix[:-1] if is_alone else self.prefix
+
+    def has_common(self, known: MutableMapping[CommonPrefix, TokenArray]) -> bool:
+        """Whether `leading_tokens` begin with `common` and its parents as in the groups before.
+
+        Args:
+            known: each common prefix of the groups before, with tokens that begin with it; this group's are added.
+        """
+        common, tokens = self.common, self.leading_tokens
+        end = len(tokens)
+        while common is not None:
+            if common.num_tokens > end:
+                return False
+            end = common.num_tokens
+            if (other := known.setdefault(common, tokens)) is not tokens:
+                return np.array_equal(other[:end], tokens[:end])  # the parents are the other group's, which has them
+            common = common.parent
+        return True

@@ -159,8 +159,8 @@ def most_extra_tokens(request: Request) -> int:
 
 
 def most_tokens(request: Request) -> int:
-    """Tokens of a request's prompt with its longest answer, or with its longest label."""
-    return len(request.token_ids) + most_extra_tokens(request) + (not request.is_pooled)
+    """Tokens of a request's prompt with its longest answer, or with all but the last of its longest label."""
+    return len(request.token_ids) + most_extra_tokens(request) + (request.mode == "generate")
 
 
 def most_blocks(request: Request, block_size: int) -> int:

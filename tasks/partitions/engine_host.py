@@ -132,9 +132,7 @@ def _load_engine(job: InferJob, config: EngineConfig) -> "Engine | EncoderEngine
             if is_encoder(Path(checkpoint)):
                 return EncoderEngine.load(checkpoint, config, adapter=adapter)
         if config.keep_prefixes_bytes:
-            from engine.keeping.keeping_engine import KeepingEngine
-
-            return KeepingEngine.load(checkpoint, config, adapter=adapter, keeps_base=job.keeps_base)
+            from engine.keeping.keeping_engine import KeepingEngine as Engine
         return Engine.load(checkpoint, config, adapter=adapter, keeps_base=job.keeps_base)
     except Exception as error:
         if is_out_of_memory(error):

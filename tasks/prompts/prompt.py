@@ -145,7 +145,7 @@ def render_around(space: str, system: str, codec: TextCodec, variables: Mapping[
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestForm:
     """What the requests of a workload's rows have in common: parameters of `engine.Request`, one mapping for each
-    request that a row makes, and the tokens of the longest possible answer."""
+    request that a row makes, and the tokens to keep free for the longest answer; a label's last is never computed."""
 
     settings: Sequence[Mapping[str, Any]]
     num_answer_tokens: int
@@ -161,8 +161,8 @@ class RequestForm:
             return codec.encode_labels(labels, *form.ending(codec.trust(suffix)))
 
         settings = workload.kind.ask(encode_labels, expected_output_tokens)
-        label_lens = [len(label) for each in settings for label in each.get("labels", ())]
-        return cls(settings=settings, num_answer_tokens=max(workload.kind.max_answer_tokens, *label_lens, 1))
+        tails = [len(label) - 1 for each in settings for label in each.get("labels", ())]
+        return cls(settings=settings, num_answer_tokens=max(tails, default=workload.kind.max_answer_tokens))
 
     def ask(self, rows: Plan, first_row_id: int = 0) -> list[Request]:
         """One request for each row of the plan, named by row id and sorted by it: `Plan.groups` numbers them so. The

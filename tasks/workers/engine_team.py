@@ -79,7 +79,8 @@ def _visible_gpus(num_together: int) -> list[dict[str, str]]:
     names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if torch.version.hip else ("CUDA_VISIBLE_DEVICES",)
     name = next((name for name in names if name in os.environ), names[0])
     num_gpus = torch.cuda.device_count()
-    visible = os.environ[name].split(",") if name in os.environ else map(str, range(num_gpus))
-    gpus = [gpu.strip() for gpu, _ in zip(visible, range(num_gpus), strict=False)]
-    firsts = range(0, num_gpus - num_together + 1, num_together)
+    gpus = [gpu.strip() for gpu in os.environ[name].split(",")] if name in os.environ else [*map(str, range(num_gpus))]
+    if num_gpus == 0 or not gpus[0].startswith("MIG-"):  # of several MIG devices, CUDA shows a process the first alone
+        gpus = gpus[:num_gpus]
+    firsts = range(0, len(gpus) - num_together + 1, num_together)
     return [{name: ",".join(gpus[first : first + num_together])} for first in firsts]

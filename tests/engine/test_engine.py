@@ -15,7 +15,7 @@ import transformers
 
 from engine import Completion, Engine, EngineConfig, PrefixGroup, Request, StepRecord, Thinking, plan_prefix_groups
 from engine.errors import BusyError, CapacityError, ConfigError, ModelError, OutOfMemoryError, RequestError
-from engine.planning.group import Member
+from engine.planning.group import CommonPrefix, Member
 
 SETTINGS = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 24)
 
@@ -197,6 +197,18 @@ def test_a_refusal_names_the_request_before_any_work(engine: Engine) -> None:
         engine.score([Request(request_id="l", token_ids=[1], mode="score", labels=((1,), (600,)))])
 
 
+def test_labels_are_scored_after_a_prompt_that_fills_the_context(engine: Engine) -> None:
+    """The prompt's last token predicts a label's first; a label's last token is never computed."""
+
+    def score(num_tokens: int, *labels: Sequence[int]) -> Completion:
+        request = Request(request_id="a", token_ids=[5] * num_tokens, mode="score", labels=labels)
+        return engine.score([request])[0]
+
+    assert score(1024, [6], [7]).finish_reason == score(1023, [6, 8], [7]).finish_reason == "scored"
+    with pytest.raises(RequestError, match="1024 tokens, with 1 for the answer 1025, which exceeds the context"):
+        score(1024, [6, 8], [7])
+
+
 def test_a_plan_answers_the_rest_and_reports_the_impossible(tiny_llama: Path) -> None:
     engine = Engine.load(tiny_llama, EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 16))
     requests = [
@@ -311,6 +323,18 @@ def test_arguments_of_other_types_are_named(tiny_llama: Path, engine: Engine) ->
         engine.generate([Request(request_id=["a"], token_ids=[1])])  # type: ignore[arg-type]
 
 
+def alone(requests: Sequence[Request], commons: Sequence[CommonPrefix | None]) -> list[PrefixGroup]:
+    """A group for each request, with a common prefix that was set by hand."""
+    return [
+        PrefixGroup(
+            prefix=request.token_ids[:0],
+            members=(Member(request_indices=(index,), suffix=request.token_ids),),
+            common=common,
+        )
+        for index, (request, common) in enumerate(zip(requests, commons, strict=True))
+    ]
+
+
 def test_a_plan_and_its_requests_belong_together(engine: Engine) -> None:
     def run(requests: Sequence[Request], *prompts: Sequence[int]) -> list[Completion]:
         return list(engine.run_plan(requests, plan_prefix_groups(prompts)))
@@ -327,6 +351,18 @@ def test_a_plan_and_its_requests_belong_together(engine: Engine) -> None:
         list(engine.run_plan([one], 2 * plan_prefix_groups([[5, 6]])))
     with pytest.raises(RequestError, match="request 'b': its group has another prompt"):
         run([other, one], [5, 6], [5, 7])
+    several = [Request(request_id=f"{i}", token_ids=[5, 6, 7, i]) for i in range(2)]
+    for commons in (
+        [CommonPrefix(num_tokens=9, parent=None)] * 2,
+        [CommonPrefix(num_tokens=2, parent=CommonPrefix(num_tokens=3, parent=None))] * 2,
+    ):
+        with pytest.raises(RequestError, match="request '0': a common prefix of its group is too long, or has other"):
+            list(engine.run_plan(several, alone(several, commons)))
+    different = [one, other, Request(request_id="c", token_ids=[6, 6])]
+    shared = CommonPrefix(num_tokens=1, parent=None)
+    with pytest.raises(RequestError, match=r"request 'c': a common prefix .* has other tokens in another group"):
+        list(engine.run_plan(different, alone(different, [shared] * 3)))
+    assert len(list(engine.run_plan(different, alone(different, [shared, shared, None])))) == 3
     whole, nothing = one.token_ids, one.token_ids[:0]
     group = PrefixGroup(prefix=whole, members=(Member(request_indices=(0,), suffix=nothing),))
     with pytest.raises(RequestError, match=r"request 'a': its group has .* no token after its prefix"):

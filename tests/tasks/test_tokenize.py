@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.errors import ModelError, WorkloadError
-from tasks.prompts.prompt import PromptEncoder, build_prompt_format
+from tasks.prompts.prompt import PromptEncoder, RequestForm, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import write_parquet
 from tasks.storage.schemas import TOKENS_SCHEMA
@@ -81,6 +81,12 @@ def test_the_limit_leaves_room_for_the_answer(codec: TextCodec, tmp_path: Path) 
     assert too_long["token_ids"] == []
     limit = f"the limit is {num_tokens - 1}: {num_tokens + 7} of the model less 8 for the answer"
     assert too_long["error"] == f"the prompt has {num_tokens} tokens, {limit}"
+
+
+def test_labels_need_room_for_all_their_tokens_but_the_last(codec: TextCodec) -> None:
+    workload = load_workload("ranking")
+    lengths = [len(label) for label in RequestForm.of(workload, codec, None).settings[0]["labels"]]
+    assert RequestForm.of(workload, codec, None).num_answer_tokens == max(lengths) - 1
 
 
 def test_answers_as_long_as_the_model_are_refused_for_all_rows_at_once(tiny_llama: Path, tmp_path: Path) -> None:

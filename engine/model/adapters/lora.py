@@ -52,8 +52,10 @@ class Lora:
 
     @classmethod
     def read(cls, adapter: Adapter) -> "Lora":
-        """Reads an adapter's weights into host memory. Raises `ModelError` if the file is damaged, has tensors that are
-        not factors of linear layers, or lacks a factor."""
+        """Reads an adapter's weights into host memory. Raises `ModelError` if it is no `Adapter`, or its file is
+        damaged, has tensors that are not factors of linear layers, or lacks a factor."""
+        if not isinstance(adapter, Adapter):
+            raise ModelError(f"adapter must be an Adapter, as Adapter.find(folder) makes, got {adapter!r}")
         adapter.verify()
         folder = Path(adapter.folder)
         config = read_adapter_config(folder)

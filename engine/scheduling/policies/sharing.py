@@ -7,6 +7,7 @@ from operator import attrgetter
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.planning.group import CommonPrefix, PrefixGroup
+from engine.planning.prefix_tree import TokenArray
 from engine.request import Request
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import ScheduledGroup, Sequence
@@ -87,7 +88,7 @@ def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -
     for name, given in (("requests", requests), ("groups", groups)):
         if not isinstance(given, Sequences):
             raise RequestError(f"{name} must be a sequence, got {given!r}")
-    left = dict(enumerate(requests))
+    left, known = dict(enumerate(requests)), dict[CommonPrefix, TokenArray]()
     for group in groups:
         if not isinstance(group, PrefixGroup):
             raise RequestError(f"groups must hold PrefixGroups, got {group!r}")
@@ -101,6 +102,9 @@ def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -
                 if request.token_ids.tobytes() != prefix + member.suffix.tobytes() or not len(member.suffix):
                     why = "its group has another prompt, one that is not int32, or no token after its prefix"
                     raise RequestError(f"request {request.request_id!r}: {why}")
+        if group.common is not None and not group.has_common(known):
+            why = "a common prefix of its group is too long, or has other tokens in another group"
+            raise RequestError(f"request {request.request_id!r}: {why}")
     if left:
         raise RequestError(f"request {requests[min(left)].request_id!r} is in no group")
 

@@ -37,6 +37,13 @@ def test_a_name_that_torch_does_not_know_is_refused() -> None:
             check_device(name)
 
 
+def test_a_device_of_another_kind_is_refused() -> None:
+    for name in ("mps", "meta", "xpu:1"):
+        with pytest.raises(ConfigError, match=f"device '{name}' is not supported; use cpu, cuda or auto"):
+            check_device(name)
+    check_device("cpu:0")
+
+
 def test_the_usual_names_are_checked_without_torch() -> None:
     code = "import sys; from engine.device.placement import check_device; check_device('cpu'); check_device('auto')"
     code += "; assert 'torch' not in sys.modules"

@@ -193,7 +193,27 @@ def test_an_attention_that_is_not_computed_is_refused(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_an_encoder_that_computes_nan_gives_no_answers(tmp_path: Path) -> None:
+    folder = save_encoder("bert", tmp_path / "m", num_classes=3)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    model.base_model.encoder.layer[0].output.dense.weight.data *= 1e38
+    model.save_pretrained(folder)
+    engine = load(folder)
+    for mode in ("embed", "classify"):
+        with pytest.raises(FloatingPointError, match="the model computed NaN"):
+            engine.pool([Request(request_id="a", token_ids=[5, 6, 7], mode=mode)], mode)
+
+
 def test_arguments_of_other_types_are_named(tmp_path: Path) -> None:
+    folder = save_encoder("bert", tmp_path / "m")
+    engine, request = load(folder), Request(request_id="a", token_ids=[5], mode="embed")
+    with pytest.raises(ConfigError, match="on_step must be a function of step records, got 5"):
+        list(engine.run_plan([request], plan_prefix_groups([[5]]), on_step=5))  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"adapter must be an Adapter, as Adapter\.find\(folder\) makes, got 'lora'"):
+        EncoderEngine.load(folder, adapter="lora")  # type: ignore[arg-type]
+    for dtype in ("fp8", "int8"):
+        with pytest.raises(ConfigError, match=f"dtype '{dtype}' is for decoders, this is an encoder"):
+            EncoderEngine.load(folder, EngineConfig(dtype=dtype))
     with pytest.raises(ModelError, match="model must be the path of a checkpoint folder or a hub id, got None"):
         EncoderEngine.load(None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="config must be an EngineConfig, got 'cpu'"):

@@ -195,6 +195,8 @@ def test_keeping_needs_a_folder(tiny_llama: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="keep_prefixes_bytes needs a prefix_folder"):
         KeepingEngine.load(tiny_llama, replace(CONFIG, keep_prefixes_bytes=1 << 30))
+    with pytest.raises(ConfigError, match="keep_prefixes_bytes is a setting of KeepingEngine"):
+        Engine.load(tiny_llama, replace(CONFIG, keep_prefixes_bytes=1 << 30, prefix_folder="kept"))
     assert not list(tmp_path.iterdir())
 
 

@@ -179,6 +179,12 @@ def test_engines_of_a_host_divide_what_they_share(monkeypatch: pytest.MonkeyPatc
         assert layout.engine == EngineConfig(num_threads=3), "a GPU has its own memory"
     with pytest.raises(ConfigError, match="3 workers need a GPU each, and 2 are visible"):
         lay_out_workers(3, EngineConfig())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for visible in ("MIG-1a, MIG-2b", "MIG-GPU-5a/1/0,MIG-GPU-5a/2/0", "MIG-1a"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        names = [name.strip() for name in visible.split(",")] if "," in visible else []
+        expected = tuple({"CUDA_VISIBLE_DEVICES": name} for name in names) or ({},)
+        assert lay_out_workers("auto", EngineConfig()).environments == expected
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     spread = lay_out_workers("auto", EngineConfig(tensor_parallel_size=2))
