@@ -48,7 +48,7 @@ def _find_adapter(given: object, info: ValidationInfo) -> object:
     refuse_if(not isinstance(given, str) or not given, f"must be the path of a folder, got {given!r}")
     try:
         return Adapter.find(Path(str(info.context)) / Path(str(given)).expanduser())
-    except ModelError as error:
+    except (ModelError, RuntimeError) as error:  # RuntimeError: ~name without such a user
         raise ValueError(str(error).removeprefix("adapter ")) from error
 
 
