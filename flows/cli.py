@@ -22,6 +22,8 @@ def batchloom(arguments: Sequence[str] | None = None) -> int:
         return fail(f"batchloom: names must be UTF-8, got {text!a}", EXIT_USAGE)
     if arguments is None:  # the process is ours: of the many objects that imports make, hardly any is garbage
         gc.set_threshold(50_000, 10, 10)
+        if given[0] in (*HELP_FLAGS, "--version"):  # a reader such as `head` may have read enough
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else a shell's background job
     if is_usual:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -58,3 +60,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
         if is_file:
             return run_flow(import_module("flows.nights.night").night, arguments)
         return run_flow(getattr(import_module(MODULES.get(name, f"flows.{name}")), name), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(batchloom())

@@ -89,7 +89,8 @@ def check_model(
             check_room(workload, max_model_len)
             bound[step] = workload
         except BatchloomError as error:
-            problems.append(f"workload {unbound.name!r} with model {model}: {error}")
+            reason = str(error).removeprefix(f"workload {unbound.name!r}: ")
+            problems.append(f"workload {unbound.name!r} with model {model}: {reason}")
     return problems, bound
 
 

@@ -1,5 +1,6 @@
 """A night file: a TOML file with a database, models, workloads, and the order of the workloads."""
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -166,7 +167,7 @@ def _load_workload(folder: Path, table: WorkloadTable) -> Workload:
             f"workload {workload.name!r} names an adapter in {table.file}; it may not have another one here"
         )
     try:
-        return workload.with_adapter(folder / Path(table.adapter).expanduser())
+        return workload.with_adapter(folder / os.path.expanduser(table.adapter))
     except ModelError as error:
         raise ConfigError(f"workload {workload.name!r}: {error}") from error
 
@@ -196,7 +197,7 @@ def _list_cascades(tables: NightTables, steps: tuple[Step, ...], models: Mapping
             known = ", ".join(tables.models)
             raise ConfigError(f"workload {name!r}: cascade: to names model {cascade.to!r}, which is none of {known}")
         first = next(step.model for step in steps if step.name == name)
-        paths = {Path(models[model]).expanduser().resolve() for model in (first, cascade.to)}  # also of links
+        paths = {Path(os.path.expanduser(models[model])).resolve() for model in (first, cascade.to)}  # also of links
         if first != cascade.to and len(paths) == 1:
             both = f"models {first!r} and {cascade.to!r}"
             raise ConfigError(f"workload {name!r}: cascade: {both} have the same path {paths.pop()}")

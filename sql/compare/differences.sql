@@ -20,7 +20,7 @@ paired as (
     from entries as one
     inner join entries as two
         on two.evaluation_id = 'second'
-        and two.column_name = one.column_name
+        and lower(two.column_name) = lower(one.column_name)
         and two.request_key = one.request_key
         and two.measure.key = one.measure.key
     where one.evaluation_id = 'first'

@@ -1,6 +1,6 @@
 -- purpose: the metrics that are means over rows
 -- grain:   one row per reference, column and measure
--- inputs:  evaluated_rows, macros wilson_low, wilson_high and weight_of
+-- inputs:  evaluated_rows, macros wilson_low, wilson_high, weight_of and bootstrap_quantile
 -- parameters: $evaluation_id, $num_replicates, $fewest_rows (of a bootstrap; with fewer there is no interval)
 
 insert into evaluation_metrics by name
@@ -35,14 +35,15 @@ resampled as (
         measured.metric,
         replicates.range as replicate,
         sum(weight_of(measured.draw, replicates.range) * measured.value)
-        / nullif(sum(weight_of(measured.draw, replicates.range)), 0) as value
+        / nullif(sum(weight_of(measured.draw, replicates.range)), 0) as value,
+        count(*) as num_rows
     from measured
     inner join points
         on points.reference = measured.reference
         and points.column_name = measured.column_name
         and points.metric = measured.metric
         and not points.is_share
-    cross join range(1, $num_replicates + 1) as replicates
+    cross join range(0, $num_replicates + 1) as replicates
     group by all
 ),
 
@@ -51,11 +52,10 @@ intervals as (
         reference,
         column_name,
         metric,
-        quantile_cont(value, 0.025) as low,
-        quantile_cont(value, 0.975) as high
+        bootstrap_quantile(value, replicate, num_rows, $fewest_rows, 0.025) as low,
+        bootstrap_quantile(value, replicate, num_rows, $fewest_rows, 0.975) as high
     from resampled
     group by all
-    having max(value) - min(value) > 1e-9 -- else all rows say the same, which does not mean that the mean is certain
 )
 
 select
@@ -72,4 +72,3 @@ left join intervals
     on intervals.reference = points.reference
     and intervals.column_name = points.column_name
     and intervals.metric = points.metric
-    and points.num_rows >= $fewest_rows

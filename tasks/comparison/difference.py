@@ -11,7 +11,7 @@ import duckdb
 
 from engine.errors import DatabaseError
 from sql import statement
-from tasks.comparison.paired_rows import PairedRow
+from tasks.comparison.paired_rows import PairedRow, list_values
 from tasks.database.connection import connect, execute, fetch_rows, set_connection_options
 from tasks.database.messages import explain
 from tasks.evaluation.compared_column import list_gold_columns, match_columns
@@ -114,9 +114,9 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
     """The agreement of both workloads' answers, with intervals, for each column that both have. Rows count if both
     workloads have answered them."""
     answered = [row for row in rows if row.first.error is row.second.error is None]
-    first, second = (workload.kind.columns for workload in workloads)
-    is_same = {name: duckdb.sqltype(first[name]) == duckdb.sqltype(second[name]) for name in second if name in first}
-    types = {name: second[name] for name in is_same if is_same[name]} if answered else {}
+    first = {name.lower(): str(duckdb.sqltype(type_)) for name, type_ in workloads[0].kind.columns.items()}
+    second = workloads[1].kind.columns
+    types = {name: type_ for name, type_ in second.items() if first.get(name.lower()) == str(duckdb.sqltype(type_))}
     shared = {name: type_ for name, type_ in types.items() if any(name in row.second.answer for row in answered)}
     if not shared:
         return []
@@ -157,9 +157,10 @@ def _insert_side(
 ) -> None:
     now = datetime.now(UTC)
     for row in rows:
+        values = list_values(row[side])
         answer = {
             **row.second.key,
-            **{name: _bind(row[side].answer.get(name), type_) for name, type_ in types.items()},
+            **{name: _bind(values.get(name.lower()), type_) for name, type_ in types.items()},
             "status": "ok" if row[side].error is None else "error",
             "error": row[side].error,
             "run_id": run_id,

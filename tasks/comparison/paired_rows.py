@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -25,17 +25,25 @@ class PairedRow(NamedTuple):
 def list_changed(rows: Sequence[PairedRow], kinds: tuple[AnswerKind, AnswerKind]) -> list[PairedRow]:
     """The rows whose two answers differ; probabilities, scores of labels and thoughts are ignored, and so are columns
     that only one workload has, unless both have none in common. `kinds` are those of the first and the second."""
-    counted = [kind.columns.keys() - _list_ignored(kind) for kind in kinds]
+    counted = [{name.lower() for name in kind.columns.keys() - _list_ignored(kind)} for kind in kinds]
     shared = counted[0] & counted[1]
     changed = []
     for row in rows:
         first, second = (
-            (side.error is not None, {name: value for name, value in side.answer.items() if name in (shared or own)})
+            (
+                side.error is not None,
+                {name: value for name, value in list_values(side).items() if name in (shared or own)},
+            )
             for side, own in zip(row, counted, strict=True)
         )
         if first != second:
             changed.append(row)
     return changed
+
+
+def list_values(row: AnsweredRow) -> dict[str, Any]:
+    """The row's answers by their columns' names in lower case: DuckDB ignores case."""
+    return {name.lower(): value for name, value in row.answer.items()}
 
 
 def _list_ignored(kind: AnswerKind) -> set[str]:

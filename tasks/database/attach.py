@@ -1,5 +1,6 @@
 """Attaches other DuckDB and SQLite files, and folders of table files, under names that SQL may read."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ def parse_attachments(given: Mapping[str, str], base: Path) -> dict[str, str]:
     for name, path in given.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or name.lower() in TAKEN_NAMES:
             raise ConfigError(f"attach: {name!r} is not a free name of letters, digits and '_'")
-        whole = (base / Path(path).expanduser()).resolve()
+        whole = (base / os.path.expanduser(path)).resolve()
         if not whole.exists():
             raise ConfigError(f"attach: {name}: nothing is at {whole}")
         if whole.is_file() and whole.suffix.lower() in {*TABLE_FILES, *EXTENSIONS}:

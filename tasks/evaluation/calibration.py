@@ -168,20 +168,22 @@ def _fit(probabilities: Values, is_right: Values, method: str) -> Calibration:
 def _fit_column(
     comparison: Comparison, column: ComparedColumn, digests: dict[str, str], method: Method
 ) -> list[Calibration | str]:
-    """The map for the column, or one for each label; a text in place of a map says why there is none."""
+    """The map for the column, or one for each label; a text says why the column, or which of its labels, have none."""
     name = _probability_of(column)
     parameters = digests | {"true_label": column.true_label}
     names = {"expected": column.expected, "answer": column.name, "probability": name}
     rows = comparison.execute("calibrate/points", parameters, **names).fetchall()
     labels: Sequence[str | None] = sorted({label for label, _, _ in rows}) or [None]
-    found = list[Calibration | str]()
+    found, refused = list[Calibration | str](), dict[str, list[str | None]]()
     for label in labels:
         values = np.array([row[1:] for row in rows if row[0] == label], dtype=float).reshape(-1, 2)
-        where = name + (f" of {label!r}" if label is not None else "")
         try:
             found.append(replace(fit(values[:, 0], values[:, 1], method), column_name=name, label=label))
         except ValueError as error:
-            found.append(f"{where}: {error}")
+            refused.setdefault(str(error), []).append(label)
+    for reason, without in refused.items():
+        of_labels = "" if without == [None] else f" of {', '.join(map(repr, without))}"
+        found.append(f"{name}{of_labels}: {reason}")
     return found
 
 

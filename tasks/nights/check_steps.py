@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import duckdb
@@ -31,9 +31,10 @@ def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping
 
 def check_tables(workloads: Sequence[Workload]) -> None:
     """Raise `ConfigError` if two workloads write to the same table."""
-    tables = [workload.output.table for workload in workloads]
-    if len({table.lower() for table in tables}) < len(tables):
-        raise ConfigError(f"each workload needs a table of its own, got {tables}")
+    for first, second in combinations(workloads, 2):
+        if first.output.table.lower() == second.output.table.lower():
+            both = f"workloads {first.source} and {second.source} write to the table {second.output.table!r}"
+            raise ConfigError(f"{both}: each workload needs a table of its own")
 
 
 def find_query_problems(

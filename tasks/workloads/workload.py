@@ -48,7 +48,7 @@ def _find_adapter(given: object, info: ValidationInfo) -> object:
     refuse_if(not isinstance(given, str) or not given, f"must be the path of a folder, got {given!r}")
     try:
         return Adapter.find(Path(str(info.context)) / Path(str(given)).expanduser())
-    except ModelError as error:
+    except (ModelError, RuntimeError) as error:  # RuntimeError: ~name without such a user
         raise ValueError(str(error).removeprefix("adapter ")) from error
 
 
@@ -227,7 +227,7 @@ def load_workload(name_or_path: str | Path) -> Workload:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        known = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
+        known = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml"))) + "; a file of your own ends in .toml"
         raise WorkloadError(f"no workload {str(name_or_path)!r}: no file {path}; shipped workloads: {known}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{path} cannot be read: {error}") from error

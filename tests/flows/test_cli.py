@@ -124,6 +124,9 @@ def many_documents(nights: Any, count: int) -> None:
         (("--database", "{tmp}/none.duckdb"), "no database at {tmp}/none.duckdb: no such file"),
         (("--database", "{tmp}/text.duckdb"), "{tmp}/text.duckdb cannot be opened"),
         (("--model", "{tmp}/nothing"), "model '{tmp}/nothing': no such file or folder"),
+        (("--model", "~no-such-user/nothing"), "model '~no-such-user/nothing': no such file or folder"),
+        (("--adapter", "~no-such-user/nothing"), "~no-such-user/nothing': the folder holds no adapter_config.json"),
+        (("--attach", "crm=~no-such-user/nothing"), "attach: crm: nothing is at "),
         (("--device", "cuda:99"), "device 'cuda:99': torch finds"),
         (("--kv-memory", "1KB"), "a KV budget of 1000 bytes holds no request"),
         (("--workload", "nonsense"), "no workload 'nonsense'"),
@@ -139,7 +142,7 @@ def many_documents(nights: Any, count: int) -> None:
         ),
         (
             ("--workload", "snippets", "--workload", "snippets"),
-            "each workload needs a table of its own, got ['snippets', 'snippets']",
+            "workloads snippets and snippets write to the table 'snippets': each workload needs a table of its own",
         ),
         (("--budget", "9min"), "--budget needs a night file: batchloom nightly NIGHT.toml --budget VALUE"),
         (("--until=06:00",), "--until needs a night file: batchloom nightly NIGHT.toml --until VALUE"),
@@ -310,6 +313,24 @@ def test_help_shows_arguments_and_defaults(tmp_path: Path, capsys: pytest.Captur
     assert "0: torch decides [default: 0]" in shown
     assert not re.findall(r"default: (?:False|None|\(\)|\])", shown)
     assert "╭─ When the run tries again, and when it gives up ──" in shown
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_whose_reader_has_read_enough_ends_quietly(option: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    for buffering in ("", "1"):
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", option],
+            cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": buffering}, stdout=writer, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+    os.close(writer)
+
+
+def test_the_command_is_also_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "flows.cli", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == f"batchloom {version('batchloom')}\n"
 
 
 @pytest.mark.parametrize(("text", "size"), [("4Gi", 4 << 30), ("4GiB", 4 << 30), ("4G", 4e9), ("1.5 mb", 1.5e6)])

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,7 +48,7 @@ class Adapter:
     def find(cls, folder: str | Path) -> "Adapter":
         """Checks and identifies the adapter in a folder; weights are sampled, not read. Raises `ModelError` if a file
         is missing or unreadable, or the kind of adapter is not supported."""
-        folder = Path(folder).expanduser().absolute()
+        folder = Path(os.path.expanduser(folder)).absolute()
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             if not (folder / name).is_file():
                 raise ModelError(f"adapter {str(folder)!r}: the folder holds no {name}")

@@ -39,7 +39,7 @@ _LAYER = re.compile(
 def resolve_checkpoint(model: str | Path) -> Path:
     """A local folder with config.json, tokenizer files, and safetensors weights or a GGUF file's table of tensors; that
     of a .gguf file is made once, in the cache folder. Raises `ModelError` if folder, file or hub id are missing."""
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # where there is no such user, the path stays as it is
     if path.is_dir():
         if not (path / "config.json").is_file():
             hint = "".join(f"; to use its GGUF file, name {file}" for file in sorted(path.glob("*.gguf"))[:1])

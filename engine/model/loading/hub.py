@@ -1,5 +1,6 @@
 """Checkpoints that are not local folders: a GGUF file, or a repository on the Hugging Face hub."""
 
+import os
 from pathlib import Path
 
 from engine.errors import ModelError
@@ -34,7 +35,7 @@ def resolve_head(model: str | Path) -> Path:
     Raises:
         ModelError: there is no such checkpoint, or one of its files is missing.
     """
-    if Path(model).expanduser().exists() or _is_named_as_path(str(model)):
+    if os.path.exists(os.path.expanduser(model)) or _is_named_as_path(str(model)):
         return resolve_checkpoint(model)
     folder = _fetch(str(model), [name for name in SMALL_FILES if not name.endswith(".safetensors")])
     if not (folder / "config.json").is_file():

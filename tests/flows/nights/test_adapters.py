@@ -116,7 +116,11 @@ def test_a_wrong_adapter_is_found_before_any_work(nights: Any, folder: Path, tin
 
 @pytest.mark.parametrize(
     ("adapter", "reason"),
-    [("3", "must be the path of a folder, got 3"), ('"nowhere"', "nowhere': the folder holds no adapter_config")],
+    [
+        ('"~no-such-user/x"', "Could not determine home directory"),
+        ("3", "must be the path of a folder, got 3"),
+        ('"nowhere"', "nowhere': the folder holds no adapter_config"),
+    ],
 )
 def test_a_file_that_names_no_adapter_says_so(adapter: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "about.sql").write_text(SQL)

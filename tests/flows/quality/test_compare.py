@@ -1,8 +1,10 @@
 """`batchloom compare` on real nights: both sides' answers are those of their own nights, computed together for less."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from engine.errors import ConfigError, DatabaseError, ModelError, WorkloadError
@@ -235,18 +237,25 @@ def test_columns_are_ignored_by_what_they_are_not_by_their_names() -> None:
             assert list_changed([PairedRow(*rows)], (kind, kind)) == changed, (kind.mode, name)
 
 
-def test_the_text_of_two_modes_is_compared(tmp_path: Path) -> None:
-    """Mode "generate" has a column of type text, mode "extract" one of type VARCHAR."""
-    text = _write_extraction(tmp_path).read_text().replace("tall = ", "snippet = ").replace("BOOLEAN", "VARCHAR")
+@pytest.mark.parametrize("column", ["snippet", "Snippet"])
+def test_the_text_of_two_modes_is_compared(tmp_path: Path, column: str) -> None:
+    """Mode "generate" has a column of type text, mode "extract" one of type VARCHAR; names have no case."""
+    text = _write_extraction(tmp_path).read_text().replace("tall = ", f"{column} = ").replace("BOOLEAN", "VARCHAR")
     (tmp_path / "texts.toml").write_text(text.replace('["doc_id"]', '["doc_id", "query_id"]'))
     workloads = (load_workload("snippets"), load_workload(tmp_path / "texts.toml"))
     key = {"doc_id": "d", "query_id": "q"}
     row = PairedRow(*(
-        AnsweredRow(key=key, answer={"snippet": text}, error=None, num_prompt_tokens=9, num_output_tokens=1)
-        for text in ("late at night", "at night")
+        AnsweredRow(key=key, answer={name: text}, error=None, num_prompt_tokens=9, num_output_tokens=1)
+        for name, text in (("snippet", "late at night"), (column, "at night"))
     ))  # fmt: skip
     found = {each.metric: each.value for each in measure_agreement(workloads, [row])}
     assert found == {"agreement": 0, "token_f1": pytest.approx(4 / 5)}
+    same = PairedRow(row.first, replace(row.second, answer={column: "late at night"}))
+    assert list_changed([row, same], (workloads[0].kind, workloads[1].kind)) == [row]
+    with duckdb.connect(str(tmp_path / "team.duckdb")) as connection:
+        connection.execute("create table gold as select 'd' as doc_id, 'q' as query_id, 'at night' as snippet")
+    against_gold = compare_with_gold(tmp_path / "team.duckdb", "gold", workloads, [row])
+    assert [each.difference for each in against_gold if each.metric == "exact_match"] == [1]
 
 
 def test_a_question_that_only_one_workload_asks_changes_no_answer() -> None:

@@ -241,7 +241,8 @@ def test_a_document_needs_no_title(name: str) -> None:
 
 def test_a_workload_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
-        WorkloadError, match=r"no workload 'snipets'.*shipped workloads: embeddings, facets, facts, ranking, snippets"
+        WorkloadError,
+        match=r"no workload 'snipets'.*: embeddings, facets, facts, ranking, snippets; a file of your own ends",
     ):
         load_workload("snipets")
     (tmp_path / "night.toml").write_text('database = "x"\n[models.small]\npath = "x"')
