@@ -17,7 +17,7 @@ def text_config_of(values: Mapping[str, Any]) -> "PretrainedConfig | None":
     does not know. Raises `ModelError` if transformers refuses the values."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    if values.get("model_type") not in CONFIG_MAPPING:
+    if str(values.get("model_type")) not in CONFIG_MAPPING:
         return None
     try:
         config = AutoConfig.for_model(**values)

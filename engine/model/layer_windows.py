@@ -1,27 +1,32 @@
 """Which layers of a model have a sliding window, by its config."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from engine.errors import ModelError
 from engine.model.loading.checkpoint import is_plain
+from engine.model.loading.config_sizes import read_size
 
 
 def find_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     """The window of each layer: how many positions a row sees, its own included; 0: all. Empty if no layer has one. The
-    config is the text model's, with transformers' defaults, which name the kind of each layer."""
-    family, window = config.get("model_type"), config.get("sliding_window")
-    num_layers = int(config["num_hidden_layers"])
-    longest = config.get("max_position_embeddings") or math.inf
-    if family == "llama" or not window or window >= longest:  # transformers' Llama ignores sliding_window
+    config is the text model's, with transformers' defaults, which name the kind of each layer. Raises `ModelError` if a
+    value of it cannot be used."""
+    family, num_layers = config.get("model_type"), int(config["num_hidden_layers"])
+    window, longest, num_full = (
+        read_size(config, name) if config.get(name) else 0
+        for name in ("sliding_window", "max_position_embeddings", "max_window_layers")
+    )
+    if family == "llama" or not window or 0 < longest <= window:  # transformers' Llama ignores sliding_window
         return ()
     if family == "mistral":  # transformers' Mistral ignores use_sliding_window and layer_types
-        return (int(window),) * num_layers
-    if config.get("use_sliding_window") is False:
+        return (window,) * num_layers
+    if config.get("use_sliding_window", family not in ("qwen2", "qwen3")) is False:  # Qwen's default
         return ()
-    num_full = min(num_layers, int(config.get("max_window_layers") or 0))
-    kinds = config.get("layer_types") or ["full"] * num_full + ["sliding"] * (num_layers - num_full)
-    windows = tuple(int(window) if "sliding" in kind else 0 for kind in kinds)
+    kinds = config.get("layer_types") or ["full"] * min(num_full, num_layers) + ["sliding"] * (num_layers - num_full)
+    if not isinstance(kinds, list | tuple) or len(kinds) != num_layers:
+        raise ModelError(f"config.json: layer_types must name the kind of each of {num_layers} layers, got {kinds!r}")
+    windows = tuple(window if "sliding" in str(kind) else 0 for kind in kinds)
     return windows if any(windows) else ()
 
 

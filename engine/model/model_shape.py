@@ -59,7 +59,7 @@ class ModelShape:
         values, text_config = read_sizes(config), None
         if values.get("model_type") not in (None, *PLAIN_MODEL_TYPES):
             text_config = text_config_of(config)
-        num_experts = next((int(values[name]) for name in _EXPERTS if values.get(name)), 1)
+        num_experts = next((read_size(values, name) for name in _EXPERTS if values.get(name)), 1)
         num_q_heads = read_size(values, "num_attention_heads")
         hidden_size = read_size(values, "hidden_size")
         return cls(

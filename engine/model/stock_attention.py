@@ -83,8 +83,8 @@ def attend(
     layout = attention_step.cache.layout
     kept = layout.windows[layout.tables[layer]]
     if kept and not 0 < scoring.window <= kept:
-        seen = scoring.window or "all"
-        raise ModelError(f"layer {layer}: by its config it has a window of {kept}, but it sees {seen}")
+        why = "remove it from config.json if the architecture ignores it"
+        raise ModelError(f"layer {layer}: it sees positions outside its sliding_window: {why}")
     q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
     out = attention_step.attend(layer, q, k, v, scoring)
     return out.unsqueeze(0), None

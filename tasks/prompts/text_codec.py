@@ -97,8 +97,7 @@ class TextCodec:
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text, computed in parallel. Trusted parts of the texts went through `trust`, data did not.
-        With `add_special_tokens` each text gets the tokens that the tokenizer puts around a plain one (beginning of
-        sequence)."""
+        With `add_special_tokens` each text gets the tokens that the tokenizer puts around a plain one."""
         encodings = self.encoder.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
@@ -156,13 +155,14 @@ def load_tokenizer(folder: Path) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the loaders raise all kinds of errors for a missing or damaged file
+    except BaseException as error:  # of all kinds for a missing or damaged file; the Rust library panics
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         files = ", ".join(name for name in TOKENIZER_FILES if (folder / name).is_file())
         why = f"cannot be read from {files or 'no file'}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ModelError(f"model {str(folder)!r}: its tokenizer {why}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
-        kind = type(tokenizer).__name__
-        raise ModelError(f"model {str(folder)!r}: tokenizer {kind} has no fast form (tokenizer.json)")
+        raise ModelError(f"model {str(folder)!r}: {type(tokenizer).__name__} has no fast form (tokenizer.json)")
     with suppress(Exception):  # without a copy, the next load is slow again
         _keep(tokenizer, copy)
     return tokenizer

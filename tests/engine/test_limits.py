@@ -1,6 +1,8 @@
-"""A KV budget that holds no request is found without weights."""
+"""Sizes of a model by its config.json: a KV budget that holds no request is found without weights."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from engine import EngineConfig
 from engine.errors import CapacityError, ModelError
 from engine.limits import check_kv_budget
+from engine.model.loading.checkpoint import read_json
 from engine.model.model_shape import ModelShape
 
 BLOCK_BYTES = 8 * 2 * 2 * 2 * 16 * 4
@@ -59,3 +62,30 @@ def test_sizes_of_other_names_are_found_by_the_architecture_s_class(tmp_path: Pa
     assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == (7, 2, 32)
     assert shape.layers_by_window == {64: 6, 0: 1}, "five windows, then all, by the class"
     assert shape.kv_block_bytes(EngineConfig(block_size=8)) == 8 * 2 * 2 * 32 * 2
+
+
+def test_a_qwen_has_windows_only_if_its_config_says_so(tiny_checkpoint: Callable[[str], Path]) -> None:
+    """As by the default of its class."""
+    values = read_json(tiny_checkpoint("qwen2") / "config.json") | {"sliding_window": 16}
+    values["layer_types"] = ["full_attention", "sliding_attention"]
+    assert ModelShape.from_config(values | {"use_sliding_window": True}, dtype="float32").windows == (0, 16)
+    values.pop("use_sliding_window", None)
+    assert ModelShape.from_config(values, dtype="float32").windows == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sliding_window", "16"),
+        ("max_position_embeddings", [512]),
+        ("max_window_layers", "1"),
+        ("layer_types", 5),
+        ("layer_types", ["sliding_attention"]),
+        ("num_experts", "four"),
+        ("num_attention_heads", 0),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named(name: str, value: object, tiny_checkpoint: Callable[[str], Path]) -> None:
+    values = read_json(tiny_checkpoint("qwen2") / "config.json") | {"sliding_window": 16, "use_sliding_window": True}
+    with pytest.raises(ModelError, match=rf"config\.json: {name} must .*, got {re.escape(repr(value))}$"):
+        ModelShape.from_config(values | {name: value}, dtype="float32")

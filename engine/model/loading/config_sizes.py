@@ -15,15 +15,12 @@ _SCALE_BYTES = 2
 
 
 def read_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text model's values under transformers' usual names.
-
-    For architectures that are not plain, transformers' config class adds defaults and renames keys.
-    Raises `ModelError` if config.json cannot be used.
-    """
+    """The text model's values under transformers' usual names; its config class adds defaults for all models but those
+    that are plain and say their KV heads. Raises `ModelError` if config.json cannot be used."""
     values = config.get("text_config", config)
     if not isinstance(values, Mapping):
         raise ModelError(f"config.json: text_config must be an object, got {values!r}")
-    if values.get("model_type") in (None, *PLAIN_MODEL_TYPES):
+    if values.get("model_type") in PLAIN_MODEL_TYPES and "num_key_value_heads" in values:
         return values
     return values if (text_config := text_config_of(config)) is None else named_sizes(text_config)
 
@@ -56,9 +53,9 @@ _SHAPES = {
 def check_shapes(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     """Refuses a plain checkpoint whose matrices have other shapes than config.json says. `shapes`: of its safetensors
     files, by the tensors' names."""
-    sizes = read_json(folder / "config.json")
-    if not is_plain(sizes) or "quantization_config" in sizes:
+    if not is_plain(config := read_json(folder / "config.json")) or "quantization_config" in config:
         return
+    sizes = dict(read_sizes(config))
     num_q_heads, hidden_size = read_size(sizes, "num_attention_heads"), read_size(sizes, "hidden_size")
     head_dim = read_size(sizes, "head_dim", 128 if sizes["model_type"] == "qwen3" else hidden_size // num_q_heads)
     for name in ("num_attention_heads", "num_key_value_heads"):

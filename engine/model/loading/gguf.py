@@ -14,10 +14,11 @@ from typing import Any
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, refuse_missing, weight_sample
 from engine.model.loading.gguf_config import complete_config, find_end_tokens
+from engine.model.loading.unread_weights import refuse_unread
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-_CONVERTER_VERSION = 6
+_CONVERTER_VERSION = 7
 
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 """Vocabularies, by their pre-tokenizers, in which a word is looked up before it is merged, and whose texts begin with a
@@ -156,10 +157,27 @@ def _write_folder(file: Path, folder: Path) -> None:
         complete_config(config, reader)
     except ModelError as error:
         raise ModelError(f"model {str(file)!r}: {error}") from error
+    if config.architectures:
+        _refuse_unread(file, config, reader)
     config.save_pretrained(folder)
     generation = transformers.GenerationConfig.from_model_config(config)
     generation.eos_token_id = find_end_tokens(reader) or generation.eos_token_id
     generation.save_pretrained(folder)
+
+
+def _refuse_unread(file: Path, config: Any, reader: Any) -> None:
+    """See `refuse_unread`: transformers leaves such tensors out without a word."""
+    import torch
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+    from transformers import AutoModelForCausalLM
+
+    architectures = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
+    kind = architectures[reader.fields["general.architecture"].contents()]
+    names = get_tensor_name_map(kind, config.num_hidden_layers)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    known = [names.get_name(name, (".weight", ".bias")) for name, _ in model.named_parameters()]
+    refuse_unread(file, [tensor.name for tensor in reader.tensors], [name for name in known if name])
 
 
 def _drop_space_prefix(tokenizer: Any) -> None:

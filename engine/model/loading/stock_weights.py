@@ -17,6 +17,7 @@ from transformers.quantizers import AutoHfQuantizer
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import check_layers, refuse_missing, weight_shapes
 from engine.model.loading.gguf import unpack_gguf
+from engine.model.loading.unread_weights import refuse_unread
 
 _HEAD = re.compile(r"lm_head|embed_out|unembed|^(head|output)\.")
 """Names of the weights of output layers, in the files of all architectures."""
@@ -131,7 +132,7 @@ def read_pretrained(
     kind: Any, folder: Path, config: transformers.PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Any, set[str]]:
     """A model with a checkpoint's weights on a device, and the names of the weights that its files lack. Raises
-    `ModelError` if a file is damaged, or a weight has another shape than by config.json, or a bias that it lacks.
+    `ModelError` if a file is damaged, or a weight has another shape than by config.json; or as `refuse_unread`.
 
     Args:
         kind: an "auto" class of transformers.
@@ -149,8 +150,5 @@ def read_pretrained(
         name, found, expected = min(info["mismatched_keys"])
         shapes = f"{list(found)}, by config.json {list(expected)}"
         raise ModelError(f"model {str(folder)!r}: the weight {name} has the shape {shapes}")
-    modules = {name.rpartition(".")[0] for name, _ in loaded.named_parameters()}
-    biases = [name for name in info["unexpected_keys"] if name.endswith(".bias") and name[:-5] in modules]
-    if biases:
-        raise ModelError(f"model {str(folder)!r}: config.json says nothing of biases such as {min(biases)}")
+    refuse_unread(folder, info["unexpected_keys"], dict(loaded.named_parameters(remove_duplicate=False)))
     return loaded, set(info["missing_keys"])

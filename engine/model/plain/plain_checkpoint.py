@@ -58,12 +58,12 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
     """The config of a checkpoint folder; None if a key of it is unknown, missing, or has a value not supported here.
     Raises `ModelError` if config.json cannot be read, or its `eos_token_id` holds no token ids."""
     values = read_json(folder / "config.json")
-    if not is_plain(values) or any(name not in values for name in _NEEDED):
-        return None
     known = {*_NEEDED, *_OPTIONAL, *_READ_BELOW, *_IGNORED}
-    if any(key not in known and not key.endswith("_token_id") and key[0] != "_" for key in values):
+    unknown = [key for key in values if key not in known and not key.endswith("_token_id") and not key.startswith("_")]
+    if not is_plain(values) or unknown or not values.keys() >= {*_NEEDED}:
         return None
-    if not all(isinstance(values[name], int) for name in _SIZES) or not isinstance(values["rms_norm_eps"], float):
+    sizes = [*map(values.get, _SIZES), values.get("head_dim") or 1, values.get("sliding_window") or 1]
+    if not all(type(size) is int and size > 0 for size in sizes) or not isinstance(values["rms_norm_eps"], float):
         return None
     read_end_tokens(folder, "config.json")
     kind = values["model_type"]
@@ -76,7 +76,8 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
         return None
     if (kind == "llama" and config.sliding_window) or (kind in ("mistral", "qwen2") and config.attention_bias):
         return None
-    if values.get("use_sliding_window") or {*(values.get("layer_types") or ())} - {"full_attention"}:
+    is_full = values.get("layer_types") in (None, ["full_attention"] * config.num_hidden_layers)
+    if values.get("use_sliding_window") or not is_full:
         return None
     config.sliding_window = config.sliding_window if kind == "mistral" else None
     config.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
@@ -88,9 +89,8 @@ def _read_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict) or (values.get("rope_parameters") and values.get("rope_scaling")):
         return None
-    rope = {"rope_type": rope.get("type", "default"), **{key: rope[key] for key in rope if key != "type"}}
-    if "rope_theta" in values:
-        rope.setdefault("rope_theta", values["rope_theta"])
+    theta = {key: values[key] for key in ("rope_theta",) if key in values}
+    rope = {"rope_type": rope.get("type", "default")} | theta | {key: rope[key] for key in rope if key != "type"}
     is_numeric = all(isinstance(rope[key], (int, float)) for key in rope if key != "rope_type")
     return rope if is_numeric and rope.keys() == _ROPE.get(str(rope["rope_type"])) else None
 
@@ -128,13 +128,11 @@ def fill_in(
     take: Callable[[Any, str, torch.Size], torch.Tensor] = lambda file, name, shape: file.get_tensor(name),
 ) -> list[str]:
     """Reads a checkpoint's weights into a model on the meta device; returns the names of the parameters that the files
-    lack.
+    lack. Raises `ModelError` if a file is damaged, a tensor has another shape or one byte a value, or `refuse_unread`.
 
     Args:
         model: from `empty_model` or `empty_stock_model`; changed.
         take: reads a tensor of this name and shape from an open file.
-    Raises:
-        ModelError: a file is damaged, or a tensor has another shape or one byte a value.
     """
     check_layers(folder, weight_shapes(folder))
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -147,7 +145,12 @@ def fill_in(
                 files |= dict.fromkeys(file.keys(), file)
             # A model saved without its output layer has names without "model.".
             is_base = "norm.weight" in files and "model.norm.weight" not in files
-            for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
+            parameters = dict(model.named_parameters(remove_duplicate=False))
+            if files.keys() - parameters.keys():
+                from engine.model.loading.unread_weights import refuse_unread  # imported only when needed
+
+                refuse_unread(folder, files, parameters)
+            for name, parameter in parameters.items():
                 owner_name, _, leaf = name.rpartition(".")
                 owner = model.get_submodule(owner_name)
                 stored = name.removeprefix("model.") if is_base else name

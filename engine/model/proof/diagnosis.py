@@ -28,9 +28,8 @@ _SETTINGS = ("window", "chunk", "softcap", "scal", "multiplier", "rope", "bias",
 def explain(config: PretrainedConfig, make_engine: MakeEngine, found: Difference) -> str:
     """Names the first layer that differs, and a setting without which there is no difference, where one was `found`.
     See `find_difference`."""
-    layer = _first_layer_that_differs(config, make_engine)
-    where = f"layer {layer} is the first that differs" if layer is not None else "it depends on the rest of the batch"
-    reason = f"with {found.policy}, log-probabilities differ by up to {found.error:.2g}; {where}"
+    where = _where_it_differs(config, make_engine)
+    reason = f"with {found.policy}, log-probabilities differ by up to {found.error:.2g}{where}"
     for name, value in config.to_dict().items():
         if any(part in name for part in _SETTINGS) and value and isinstance(value, bool | int | float):
             neutral = False if value is True else 1.0 if isinstance(value, float) and value != 1.0 else None
@@ -38,14 +37,18 @@ def explain(config: PretrainedConfig, make_engine: MakeEngine, found: Difference
                 try:
                     without = type(config).from_dict(config.to_dict() | {name: other})
                     if find_difference(without, make_engine) is None:
+                        if name == "sliding_window":  # whose value is a small one here
+                            why = "remove it from config.json if the architecture ignores it"
+                            return f"{reason}, but not without sliding_window: {why}"
                         return f"{reason}, but not with {name}={other} in place of {value}"
                 except Exception:  # the class does not accept the value, or cannot compute with it
                     continue
     return reason
 
 
-def _first_layer_that_differs(config: PretrainedConfig, make_engine: MakeEngine) -> int | None:
-    """The index of the first layer whose output differs, for a single prompt; None if none does."""
+def _where_it_differs(config: PretrainedConfig, make_engine: MakeEngine) -> str:
+    """The first layer whose output differs for a single prompt, or that none does; nothing where the layers are
+    batchloom's own, whose outputs are not seen."""
     prompt = max(prompts(), key=len)
     reference, mine = make_tiny_model(config), make_tiny_model(config)
     with torch.inference_mode(), _keeping_outputs(reference) as expected:
@@ -56,8 +59,8 @@ def _first_layer_that_differs(config: PretrainedConfig, make_engine: MakeEngine)
         list(made.run_plan([as_request("alone", prompt)], plan_prefix_groups([prompt])))
     for layer, (theirs, own) in enumerate(zip(expected, found, strict=False)):
         if theirs.shape != own.shape or not torch.allclose(theirs, own, atol=MOST_ERROR, rtol=MOST_ERROR):
-            return layer
-    return None
+            return f"; layer {layer} is the first that differs"
+    return "; it depends on the rest of the batch" if found else ""
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import transformers
 
+from engine.errors import ModelError
 from engine.model.loading.checkpoint import checkpoint_digest
 from engine.model.loading.hub import SMALL_FILES
 from tasks.prompts import text_codec
@@ -49,6 +50,17 @@ def test_the_copy_is_read_and_gives_the_same(
     monkeypatch.setenv("BATCHLOOM_CACHE", str(cache.parent))
     assert read(folder) == expected, "a damaged copy costs time alone"
     assert json.loads(copy.read_text()), "and is made again"
+
+
+def test_a_tokenizer_whose_library_panics_is_refused(tiny_llama: Path, cache: Path, tmp_path: Path) -> None:
+    """Python does not take a panic for an `Exception`."""
+    for file in tiny_llama.glob("token*"):
+        shutil.copy(file, tmp_path)
+    values = json.loads((tmp_path / "tokenizer.json").read_text())
+    values["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": ""}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(ModelError, match=r"its tokenizer cannot be read from .*: PanicException: Precompiled: "):
+        load_tokenizer(tmp_path)
 
 
 def test_another_chat_template_is_another_tokenizer(tiny_llama: Path, cache: Path, tmp_path: Path) -> None:

@@ -18,12 +18,19 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, EXPERT_SIZE, TOKENS = 64, 4, 2, 32, 
 
 
 def write_mixture(
-    file: Path, tokenizer_of: Path, *, without: str = "", num_parts: int = 1, changed: dict[str, Any] | None = None
+    file: Path,
+    tokenizer_of: Path,
+    *,
+    without: str = "",
+    unread: str = "",
+    num_parts: int = 1,
+    changed: dict[str, Any] | None = None,
 ) -> None:
     """A Qwen3-MoE of two layers with random weights and a small part of another file's tokenizer.
 
     Args:
         without: name of a tensor that is left out.
+        unread: name of a vector that no such model has.
         num_parts: of how many files this one says that it is the first.
         changed: fields of the tokenizer, None where the file has none.
     """
@@ -84,6 +91,8 @@ def write_mixture(
         add(f"{layer}.ffn_gate_exps", EXPERTS, EXPERT_SIZE, HIDDEN)
         add(f"{layer}.ffn_up_exps", EXPERTS, EXPERT_SIZE, HIDDEN)
         add(f"{layer}.ffn_down_exps", EXPERTS, HIDDEN, EXPERT_SIZE)
+    if unread:
+        writer.add_tensor(unread, np.ones(HIDDEN, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -138,6 +147,18 @@ def test_weights_that_a_file_lacks_are_not_made_up(dtype: str, tmp_path: Path, s
     lacks = r"model\.gguf': (lacks the tensor blk\.1|its files lack 1 weights, model\.layers\.1\.self_attn\.v_proj)"
     with pytest.raises(ModelError, match=lacks):
         Engine.load(tmp_path / "model.gguf", EngineConfig(dtype=dtype, device="cpu"))
+
+
+@pytest.mark.parametrize("unread", ["blk.1.attn_output.bias", "blk.1.attn_sub_norm.weight"])
+def test_biases_and_norms_that_would_not_be_read_are_refused(unread: str, tmp_path: Path, smollm2_gguf: Path) -> None:
+    write_mixture(tmp_path / "model.gguf", smollm2_gguf, unread=unread)
+    with pytest.raises(ModelError, match=rf"model\.gguf': its files have {unread}, its configuration says"):
+        resolve_checkpoint(tmp_path / "model.gguf")
+
+
+def test_tensors_that_are_not_needed_may_be_in_a_file(tmp_path: Path, smollm2_gguf: Path) -> None:
+    write_mixture(tmp_path / "model.gguf", smollm2_gguf, unread="blk.1.attn_rot_embd.weight")
+    assert resolve_checkpoint(tmp_path / "model.gguf").is_dir()
 
 
 @pytest.mark.parametrize(

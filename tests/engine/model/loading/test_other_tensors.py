@@ -1,5 +1,6 @@
 """Weight files that do not belong to their config.json are refused by name: shapes, biases, heads, adapters."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    PretrainedConfig,
+    Qwen2Config,
+)
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ConfigError, ModelError
 from engine.limits import check_weights
-from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.checkpoint import read_json, resolve_checkpoint
+from engine.model.model_shape import ModelShape
 from tests.adapters import save_adapter
 
 SETTINGS = EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22)
@@ -32,7 +42,7 @@ def write(folder: Path, config: PretrainedConfig, **tensors: torch.Tensor) -> Pa
     ("tensors", "why"),
     [
         ({"weight": torch.zeros(32, 64)}, rf"the weight {Q_PROJ}\.weight has the shape \[32, 64\], by config"),
-        ({"bias": torch.ones(64)}, rf"config\.json says nothing of biases such as {Q_PROJ}\.bias"),
+        ({"bias": torch.ones(64)}, rf"its files have {Q_PROJ}\.bias, its configuration says nothing of it"),
     ],
 )
 def test_a_weight_of_another_shape_and_a_bias_without_a_place_are_named(
@@ -42,6 +52,37 @@ def test_a_weight_of_another_shape_and_a_bias_without_a_place_are_named(
     config = Olmo2Config(**SIZES, num_attention_heads=4, num_key_value_heads=2)
     with pytest.raises(ModelError, match=why):
         Engine.load(write(tmp_path / "model", config, **tensors), SETTINGS)
+
+
+@pytest.mark.parametrize("unread", ["self_attn.o_proj.bias", "self_attn.q_norm.weight", "pre_attention_norm.weight"])
+@pytest.mark.parametrize("prefix", ["model.", ""])
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config, GraniteConfig])
+def test_a_bias_or_a_norm_that_would_not_be_read_is_named(
+    kind: type[PretrainedConfig], prefix: str, unread: str, tmp_path: Path
+) -> None:
+    """As of a model that was derived from the architecture which config.json names."""
+    folder = write(tmp_path, kind(**SIZES, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True))
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name.replace("model.", prefix, 1): tensor for name, tensor in tensors.items()}
+    not_needed = {f"{prefix}layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "score.bias": torch.ones(2)}
+    save_file(tensors | not_needed, folder / "model.safetensors", metadata={"format": "pt"})
+    Engine.load(folder, SETTINGS)
+    name = f"{prefix}layers.1.{unread}"
+    save_file(tensors | {name: torch.ones(64)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"its files have {name}, its configuration says nothing of it"):
+        Engine.load(folder, SETTINGS)
+
+
+@pytest.mark.parametrize(("kind", "num_kv_heads"), [(LlamaConfig, 64), (MistralConfig, 8), (Qwen2Config, 32)])
+def test_kv_heads_that_config_json_leaves_out_are_those_of_the_architecture_s_class(
+    kind: type[PretrainedConfig], num_kv_heads: int, tmp_path: Path
+) -> None:
+    folder = write(tmp_path, kind(**SIZES, num_attention_heads=64))
+    values = read_json(folder / "config.json")
+    del values["num_key_value_heads"]
+    (folder / "config.json").write_text(json.dumps(values))
+    check_weights(SETTINGS, folder)
+    assert ModelShape.from_config(values, dtype="float32").num_kv_heads == num_kv_heads
 
 
 def test_heads_that_cannot_share_kv_heads_are_refused(tmp_path: Path) -> None:

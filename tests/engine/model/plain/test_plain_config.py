@@ -151,6 +151,12 @@ def test_end_tokens_that_are_no_token_ids_are_refused(eos: object, tmp_path: Pat
         {"rope_parameters": ["default"]},
         {"rope_parameters": {"rope_type": ["default"], "rope_theta": 1e4}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": "1e4"}},
+        {"num_attention_heads": 0},
+        {"head_dim": "8"},
+        {"sliding_window": "16"},
+        {"layer_types": 5},
+        {"layer_types": ["full_attention"]},
+        {"": 1},
     ],
     ids=str,
 )

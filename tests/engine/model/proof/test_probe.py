@@ -58,7 +58,7 @@ def without(monkeypatch: pytest.MonkeyPatch, keyword: str) -> None:
 
 def test_a_forgotten_window_is_found_with_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "sliding_window")
-    reason = "layer 1: by its config it has a window of 24, but it sees all"
+    reason = "layer 1: it sees positions outside its sliding_window"
     with pytest.raises(ModelError, match=f"architecture 'vaultgemma' is not supported: {reason}"):
         prove(vault_gemma(), Engine)
 
@@ -148,8 +148,11 @@ def test_what_cannot_be_computed_is_refused_with_its_reason(kind: str, reason: s
 def test_a_window_that_the_architecture_ignores_is_refused() -> None:
     """KV outside it would be freed, which few tokens of a small model show."""
     config = transformers.Ernie4_5_MoeConfig(sliding_window=100, num_hidden_layers=4, num_key_value_heads=4)
-    with pytest.raises(ModelError, match=r"layer 0: by its config it has a window of 24, but it sees all$"):
+    remedy = r"sliding_window: remove it from config\.json if the architecture ignores it$"
+    with pytest.raises(ModelError, match=f"layer 0: it sees positions outside its {remedy}"):
         prove(config, Engine)
+    with pytest.raises(ModelError, match=rf"log-probabilities differ by up to [\d.]+, but not without {remedy}"):
+        prove(transformers.GraniteConfig(**SIZES, sliding_window=100), Engine)
 
 
 @pytest.mark.parametrize("kind", ["DeepseekV3", "T5", "Mamba"])
