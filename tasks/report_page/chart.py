@@ -88,7 +88,8 @@ class Picture(NamedTuple):
 
 
 class Chart:
-    """A chart with two axes that begin at 0."""
+    """A chart with two axes that begin at 0, and its marks. Spans and edges are left and right end on x; the tops,
+    levels and limits of marks are values on y; `kind` is a mark's CSS class."""
 
     def __init__(
         self,
@@ -133,14 +134,7 @@ class Chart:
         return Picture(width, height, Markup("").join((*ticks, *marks, *axes)), legend)
 
     def bar(self, span: Span, bottom: float, top: float, kind: str, gap: float = 0.0) -> Markup:
-        """A bar over a range of x, between two values on y; nothing if it has no height.
-
-        Args:
-            span: the range of x.
-            bottom, top: values on y.
-            kind: CSS class.
-            gap: free pixels between neighbouring bars.
-        """
+        """A bar, with `gap` free pixels between neighbouring ones; nothing if it has no height. See `Chart`."""
         if top <= bottom:
             return Markup("")
         left, right = self.x.at(span[0]) + gap / 2, self.x.at(span[1]) - gap / 2
@@ -155,23 +149,11 @@ class Chart:
             bottom += size
 
     def steps(self, edges: Sequence[Span], values: Sequence[float], kind: str) -> Markup:
-        """A step line: level at each value from its left to its right edge.
-
-        Args:
-            edges: left and right end of each level, values on x.
-            values: the levels, values on y.
-            kind: CSS class.
-        """
+        """A step line: level at each value from its left to its right edge. See `Chart`."""
         return element("path", d=self._path(edges, values), class_=f"line {kind}")
 
     def band(self, edges: Sequence[Span], lows: Sequence[float], highs: Sequence[float], kind: str) -> Markup:
-        """The area between two step lines.
-
-        Args:
-            edges: left and right end of each level, values on x.
-            lows, highs: the levels of the two lines, values on y.
-            kind: CSS class.
-        """
+        """The area between two step lines. See `Chart`."""
         back = [(right, left) for left, right in reversed(edges)]
         path = f"{self._path(edges, highs)}L{self._path(back, lows[::-1])[1:]}Z"
         return element("path", d=path, class_=f"band {kind}")
@@ -192,7 +174,7 @@ class Chart:
         return element("g", self._area(span, class_="shade"), label if right - left > text_width(text) else "")
 
     def boundary(self, value: float, kind: str = "boundary") -> Markup:
-        """A vertical line, such as between two partitions; `kind` is its CSS class."""
+        """A vertical line, such as between two partitions."""
         x = self.x.at(value)
         return element("line", x1=x, x2=x, y1=TOP, y2=self.y.start, class_=kind)
 
