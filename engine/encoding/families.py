@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.model.loading.checkpoint import read_json
-from engine.model.loading.default_sizes import find_size
+from engine.model.loading.config_sizes import find_size
 
 if TYPE_CHECKING:  # takes seconds to import
     import torch

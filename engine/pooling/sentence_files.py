@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import read_json
-from engine.model.loading.default_sizes import find_size
+from engine.model.loading.config_sizes import find_size
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """Poolings by their sentence-transformers names, in the order in which several are concatenated."""

@@ -39,6 +39,14 @@ def read_size(values: Mapping[str, Any], name: str, default: int | None = None) 
     return value
 
 
+def find_size(config: Mapping[str, Any], name: str) -> int:
+    """A size of the text model in a config.json, or transformers' default, by its usual name; transformers, which takes
+    seconds to import, is asked only where config.json has no such key. Raises `ModelError` where neither has one."""
+    values = config.get("text_config", config)
+    is_named = isinstance(values, Mapping) and name in values
+    return read_size(values if is_named else read_sizes(config), name)
+
+
 _OUT, _UP = ("vocab_size", "hidden_size"), ("intermediate_size", "hidden_size")
 _SHAPES = {
     **dict.fromkeys(("embed_tokens", "lm_head", "token_embd", "output"), _OUT),
