@@ -1,7 +1,7 @@
 """Reads configurations and weights with transformers, for models that are not plain."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partialmethod
 from pathlib import Path
@@ -73,17 +73,6 @@ def empty_stock_model(
     return model.eval().requires_grad_(False)
 
 
-def _use_unpacked(
-    loaded: transformers.PreTrainedModel, folder: Path, quantization: Mapping[str, Any], dtype: torch.dtype
-) -> None:
-    """Converts weights that transformers has unpacked while it read them to `dtype`, whatever type it gave them. Raises
-    `ModelError` if transformers does not know the method, or leaves weights quantized."""
-    method = f"the weights are quantized by {quantization.get('quant_method')!r}, which"
-    if not AutoHfQuantizer.supports_quant_method(quantization):
-        raise ModelError(f"model {str(folder)!r}: {method} transformers does not know")
-    convert_weights(loaded, dtype, f"model {str(folder)!r}: {method} is not computed")
-
-
 def convert_weights(model: transformers.PreTrainedModel, dtype: torch.dtype, why_not: str) -> None:
     """Converts weights to `dtype`, but not buffers, since rotary frequencies are float32 in every format. Raises
     `ModelError` if weights are quantized.
@@ -100,15 +89,11 @@ def convert_weights(model: transformers.PreTrainedModel, dtype: torch.dtype, why
 def load_weights(
     folder: Path, config: transformers.PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[transformers.PreTrainedModel, bool]:
-    """Reads a checkpoint's weights onto a device.
+    """Reads a checkpoint's weights onto a device. See `read_config`.
 
-    Args:
-        folder: the checkpoint's.
-        config: from `read_config`.
-        dtype: of the weights.
-        device: where they go.
     Raises:
-        ModelError: a file is damaged, or weights are missing, which transformers would initialise randomly.
+        ModelError: a file is damaged, weights are missing, which transformers would initialise randomly, or they are
+            quantized in a way that transformers does not know, or does not unpack while it reads them.
     Returns:
         the model, and whether the checkpoint has an output layer, which embedding models and classifiers do not need.
     """
@@ -117,7 +102,10 @@ def load_weights(
     quantization = getattr(config, "quantization_config", None)
     loaded, missing_keys = read_pretrained(AutoModelForCausalLM, folder, config, dtype=dtype, device=device)
     if quantization is not None:
-        _use_unpacked(loaded, folder, quantization, dtype)
+        method = f"model {str(folder)!r}: the weights are quantized by {quantization.get('quant_method')!r}, which"
+        if not AutoHfQuantizer.supports_quant_method(quantization):
+            raise ModelError(f"{method} transformers does not know")
+        convert_weights(loaded, dtype, f"{method} is not computed")  # transformers has unpacked them, to any type
     # A file's pages stay mapped while any of its tensors is in use. Kernels copy matrices; copy the other tensors here.
     embedding = loaded.get_input_embeddings().weight
     for parameter in (each for each in loaded.parameters() if each.ndim == 1 or each is embedding):
