@@ -34,7 +34,7 @@ class OutputLayer(Protocol):
 class AttentionBackend(Protocol):
     """Attention over paged KV for one model on one device: `prepare` once per step, then write and attend per layer.
 
-    Backends on a CPU inherit `graphable`, `has_final_norm` and `scratch_bytes`.
+    Backends on a CPU inherit `has_final_norm`, and the methods with a body.
 
     Attributes:
         has_final_norm: whether its layers also compute the model's final norm (`LayerWeights.final_norm`).
@@ -57,9 +57,11 @@ class AttentionBackend(Protocol):
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """The backend's decoder layers; None, without reading any weights, if it computes only attention."""
+        return None
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> OutputLayer | None:
         """The backend's output layer; None if it has none for this shape."""
+        return None
 
     def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
         """See `engine.kernels.draw.draw_tokens`."""

@@ -8,7 +8,7 @@ the longest sequence. Log-sum-exps are natural; partial results are merged in fp
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,6 @@ from engine.kernels import cdiv
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.sequence_attention import attend_by_sequence
-from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.draw import draw_tokens
 from engine.kernels.scoring import Scoring
 
@@ -76,7 +75,7 @@ class CpuWork:
 
 
 class CpuAttention(AttentionBackend):
-    """An attention backend in plain torch.
+    """An attention backend in plain torch; the model keeps its own layers and output layer.
 
     Args:
         num_q_heads: a multiple of num_kv_heads.
@@ -91,12 +90,6 @@ class CpuAttention(AttentionBackend):
         self.head_dim = head_dim
         self.dtype = dtype
         self._workspace = torch.empty(0, dtype=dtype)
-
-    def make_layers(self, weights: Iterable[LayerWeights]) -> None:
-        """None: the model keeps its own layers."""
-
-    def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """None: the model keeps its own output layer."""
 
     draw_tokens = staticmethod(draw_tokens)
 
