@@ -54,19 +54,16 @@ def sort_on_disk(
             ordered = connection.sql(fill_identifiers(statement("storage/sort_rows"), by=by)).to_arrow_reader(
                 BATCH_ROWS
             )
-            yield from map(rows.widen, limit_bytes(read_batches(ordered), rows.size_columns, MOST_LONG_BYTES))
+            yield from map(rows.widen, _limit_bytes(read_batches(ordered), rows.size_columns))
         except duckdb.Error as error:
             if failures:
                 raise failures[0] from None
             raise ArtifactError(f"{folder}: no room for temporary files there: {explain(error)}") from error
 
 
-def limit_bytes(batches: Iterable[pa.RecordBatch], sizes: Sequence[str], most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The same rows, in batches of at most `most_bytes` of spilled values, or of one row.
-
-    Args:
-        sizes: columns with the number of bytes of a row's spilled value; null for none.
-    """
+def _limit_bytes(batches: Iterable[pa.RecordBatch], sizes: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The same rows, in batches of at most `MOST_LONG_BYTES` of spilled values, or of one row. The columns `sizes` have
+    the number of bytes of a row's spilled value; null for none."""
     for batch in batches:
         num_bytes = np.zeros(batch.num_rows, np.int64)
         for name in sizes:
@@ -75,7 +72,7 @@ def limit_bytes(batches: Iterable[pa.RecordBatch], sizes: Sequence[str], most_by
         start = 0
         while start < batch.num_rows:
             before = ends[start - 1] if start else 0
-            end = max(start + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
+            end = max(start + 1, int(np.searchsorted(ends, before + MOST_LONG_BYTES, side="right")))
             yield batch.slice(start, end - start)
             start = end
 
