@@ -18,8 +18,7 @@ from flows.settings import Attachments, PlanSettings, find_attachments
 from flows.workload_run import describe_source
 from tasks.database.connection import connect
 from tasks.layouts.advice import LayoutAdvice, advise_layouts
-from tasks.nights.batches import list_batches
-from tasks.nights.graph import plan_waves
+from tasks.nights.graph import list_batches, plan_waves
 from tasks.runs.source import Source
 from tasks.workloads.workload import Workload, load_workload
 

@@ -23,9 +23,8 @@ from tasks.cascades.certificate import certify
 from tasks.cascades.row_choice import RowChoice
 from tasks.forecast.load_time import forecast_load
 from tasks.nights.allotment import Portion, allot, begin_wave
-from tasks.nights.batches import list_batches
 from tasks.nights.deadline import find_deadline
-from tasks.nights.graph import Outcome, Step, Wave, run_waves
+from tasks.nights.graph import Outcome, Step, Wave, list_batches, run_waves
 from tasks.publish import publish_night
 from tasks.recover import recover_runs
 from tasks.runs.run import needs_isolation

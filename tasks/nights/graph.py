@@ -1,4 +1,4 @@
-"""The steps of a night as a graph, and their order with the fewest model changes."""
+"""The steps of a night as a graph, their order with the fewest model changes, and which are planned together."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
 from engine.errors import ConfigError
+from tasks.workloads.workload import Workload
 
 Outcome = Literal["done", "failed", "skipped", "left"]
 """How a step ended. Skipped: an earlier step failed or was skipped. Left: not finished before the deadline."""
@@ -106,3 +107,18 @@ def run_waves(
         if ready:
             outcomes |= answer(Wave(model=wave.model, steps=tuple(ready)))
     return outcomes
+
+
+def list_batches(workloads: Sequence[Workload], *, is_joint: bool) -> list[list[Workload]]:
+    """Workloads of one model that do not read each other's answers, in batches that are planned together.
+
+    A batch has one adapter. Pooled workloads, which share nothing, are batches of their own, and so are all if not
+    `is_joint`, as with an exchange, which carries the work of one workload.
+    """
+    batches: list[list[Workload]] = []
+    for adapter in dict.fromkeys(workload.adapter for workload in workloads):
+        alike = [workload for workload in workloads if workload.adapter == adapter]
+        joint = [workload for workload in alike if is_joint and not workload.kind.is_pooled]
+        batches += [joint] if joint else []
+        batches += [[workload] for workload in alike if workload not in joint]
+    return batches
