@@ -127,12 +127,8 @@ class Run:
 
     @classmethod
     def create(cls, database: str | Path, record: RunRecord, root: Path | None = None) -> "Run":
-        """A new run with its folder. Raises `ArtifactError` if the run id is no plain name, or the folder exists or
-        cannot be made.
-
-        Args:
-            root: the folder in which the run's folder is made; None for `runs_folder`.
-        """
+        """A new run with its folder in `root`. See `runs_folder` for where it is else. Raises `ArtifactError` if the
+        run id is no plain name, or the folder exists or cannot be made."""
         run_id = record.run_id
         if not re.fullmatch(r"(?!\.)[A-Za-z0-9._-]+", run_id):
             raise ArtifactError(f"a run id holds letters, digits, '.', '_' and '-' only, got {run_id!r}")
