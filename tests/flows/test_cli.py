@@ -520,7 +520,7 @@ def test_a_night_with_nothing_new_is_short_and_does_not_import_what_computes(nig
     check = (
         "import sys, time; from pathlib import Path; from flows.nightly import nightly; started = time.process_time();"
         f"summaries = nightly(Path({str(nights.path)!r}), {str(nights.model)!r}, engine={{'dtype': 'float32'}});"
-        "assert time.process_time() - started < 2;"
+        "assert time.process_time() - started < started, 'it takes longer than the imports before it';"
         "assert [summary.num_rows for summary in summaries] == [0, 0];"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
