@@ -89,8 +89,9 @@ def _read_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict) or (values.get("rope_parameters") and values.get("rope_scaling")):
         return None
-    theta = {key: values[key] for key in ("rope_theta",) if key in values}
-    rope = {"rope_type": rope.get("type", "default")} | theta | {key: rope[key] for key in rope if key != "type"}
+    rope = {"rope_type": rope.get("type", "default"), **{key: rope[key] for key in rope if key != "type"}}
+    if "rope_theta" in values:
+        rope.setdefault("rope_theta", values["rope_theta"])
     is_numeric = all(isinstance(rope[key], (int, float)) for key in rope if key != "rope_type")
     return rope if is_numeric and rope.keys() == _ROPE.get(str(rope["rope_type"])) else None
 
@@ -128,7 +129,7 @@ def fill_in(
     take: Callable[[Any, str, torch.Size], torch.Tensor] = lambda file, name, shape: file.get_tensor(name),
 ) -> list[str]:
     """Reads a checkpoint's weights into a model on the meta device; returns the names of the parameters that the files
-    lack. Raises `ModelError` if a file is damaged, a tensor has another shape or one byte a value, or `refuse_unread`.
+    lack. Raises `ModelError` if a file is damaged, a tensor has another shape or one byte a value; see `refuse_unread`.
 
     Args:
         model: from `empty_model` or `empty_stock_model`; changed.

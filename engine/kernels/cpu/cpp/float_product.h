@@ -20,8 +20,6 @@ constexpr int FLOAT_ROWS = 4;
 // A sum is split into parts of at most so many terms, which are then added: this rounds less than one long sum.
 constexpr int64_t FLOAT_TERMS = 512;
 
-typedef uint32_t Words __attribute__((vector_size(FLOATS * 4)));
-
 // The first and the second element of every pair.
 inline Floats first_of(Words pairs) { return Floats(pairs << 16); }
 inline Floats second_of(Words pairs) { return Floats(pairs & 0xffff0000); }

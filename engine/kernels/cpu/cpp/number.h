@@ -138,12 +138,12 @@ constexpr int FLOATS = 8;
 constexpr int FLOATS = 4;
 #endif
 typedef float Floats __attribute__((vector_size(FLOATS * 4)));
+typedef uint32_t Words __attribute__((vector_size(FLOATS * 4)));
 
 inline Floats load_floats(const float* from) { return load_as<Floats>(from); }
 
 inline Floats load_floats(const bf16* from) {
   typedef uint16_t Halves __attribute__((vector_size(FLOATS * 2)));
-  typedef uint32_t Words __attribute__((vector_size(FLOATS * 4)));
   return Floats(__builtin_convertvector(load_as<Halves>(from), Words) << 16);
 }
 

@@ -27,7 +27,6 @@ inline Floats rounded(Floats product) {
 template <typename Format>
 inline Floats block_factors(const uint8_t* coarse, int column) {
   typedef uint16_t Halves __attribute__((vector_size(FLOATS * 2)));
-  typedef uint32_t Words __attribute__((vector_size(FLOATS * 4)));
   if (Format::IS_BF16) return load_floats(reinterpret_cast<const bf16*>(coarse) + column);
   const Words bits = __builtin_convertvector(load_as<Halves>(coarse + 2 * column), Words);
   const Words magnitude = (bits & 0x7fff) << 13, is_infinite = Words((bits & 0x7c00) == 0x7c00);
