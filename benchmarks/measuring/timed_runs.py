@@ -110,7 +110,7 @@ def figures(timed: Timed, batch: Batch, shape: ModelShape, ceilings: Ceilings) -
         found = round(amount / seconds / rate, 4)
         if found <= 1:
             return found
-        not_measured[name] = f"not measured: {found:.0%}; the machine was busy while its ceiling was measured"
+        not_measured[name] = f"not measured: {found:.0%}; torch's products were slower, or the machine was busy"
         return None
 
     def share_of_rate(name: str, num_rows: int | None) -> float | None:

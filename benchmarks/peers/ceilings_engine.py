@@ -30,8 +30,8 @@ class CeilingsEngine:
     def load(self, settings: LoadSettings) -> Loaded:
         torch.set_num_threads(settings.num_threads)
         self._device = torch.device(settings.device)
-        self._dtype: torch.dtype = getattr(torch, settings.dtype)
-        self._shape = read_model_shape(Path(settings.model), settings.dtype)
+        self._dtype = _timed_dtype(settings)
+        self._shape = read_model_shape(Path(settings.model), str(self._dtype).removeprefix("torch."))
         self._best: tuple[str, list[tuple[int, int, Product]], int] | None = None
         return Loaded(versions={"torch": torch.__version__})
 
@@ -137,6 +137,13 @@ class CeilingsEngine:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _timed_dtype(settings: LoadSettings) -> torch.dtype:
+    """The dtype asked for, or float32 on a CPU without AVX-512's products for it: oneDNN has only a reference there."""
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    is_slow = {torch.bfloat16: not torch.cpu._is_avx512_supported(), torch.int8: not torch.cpu._is_vnni_supported()}
+    return torch.float32 if settings.device == "cpu" and is_slow.get(dtype, False) else dtype
 
 
 def _random(num_rows: int, num_columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
