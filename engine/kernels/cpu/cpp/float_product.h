@@ -13,6 +13,8 @@ namespace {
 constexpr int FLOAT_ROWS = 12;
 #elif defined(__aarch64__)
 constexpr int FLOAT_ROWS = 8;
+#elif defined(__AVX2__) && !defined(NO_VECTORS)
+constexpr int FLOAT_ROWS = 6;
 #else
 constexpr int FLOAT_ROWS = 4;
 #endif
@@ -20,9 +22,19 @@ constexpr int FLOAT_ROWS = 4;
 // A sum is split into parts of at most so many terms, which are then added: this rounds less than one long sum.
 constexpr int64_t FLOAT_TERMS = 512;
 
-// The first and the second element of every pair.
-inline Floats first_of(Words pairs) { return Floats(pairs << 16); }
-inline Floats second_of(Words pairs) { return Floats(pairs & 0xffff0000); }
+// Number i of every word: see FloatOperands.
+template <typename T>
+inline Floats number_of(Words words, int64_t i) {
+  if (sizeof(T) == 4) return Floats(words);
+  return Floats(i == 0 ? words << 16 : words & 0xffff0000);
+}
+
+// Else g++ reads them from memory again for each row, and loads take longer than products.
+inline void keep_in_registers(Floats& a, Floats& b) {
+#ifdef __x86_64__
+  asm("" : "+v"(a), "+v"(b));
+#endif
+}
 
 // Rows of x [rows, depth] and panels [words of depth][32 columns]. A word is a float, or a pair of bf16, whose products are
 // those of the same numbers in float32.
@@ -45,31 +57,38 @@ struct FloatOperands {
     for (int64_t part = 0; part < num_parts; part++) {
       const int64_t begin = part_start(num_words, num_parts, part), end = part_start(num_words, num_parts, part + 1);
       by_rows<FLOAT_ROWS>(count, [=](auto rows, int first) {
-        add_terms<rows>(from + first * depth, columns, begin, end, block + first * PANEL);
+        const T* const at = from + first * depth + begin * WORD;
+        float* const to = block + first * PANEL;
+        if constexpr (WORD == 1) {
+          add_terms<rows>(at, depth, columns, begin, end, to);
+        } else {
+          float floats[rows * FLOAT_TERMS];
+          for (int r = 0; r < rows; r++)
+            for (int64_t k = 0; k < (end - begin) * WORD; k++) floats[r * FLOAT_TERMS + k] = load(at[r * depth + k]);
+          add_terms<rows>(floats, FLOAT_TERMS, columns, begin, end, to);
+        }
       });
     }
   }
 
-  // to[r][c] += the words [begin, end) of R rows times one panel. Not inlined: inlining makes it 10 % slower.
+  // to[r][c] += the words [begin, end) of a panel times R rows, which begin with word `begin`. Not inlined: inlining makes it
+  // 10 % slower.
   template <int R>
-  __attribute__((noinline)) void add_terms(const T* rows, const T* columns, int64_t begin, int64_t end, float* to) const {
-    const int64_t stride = depth;
+  __attribute__((noinline)) static void add_terms(const float* rows, int64_t stride, const T* columns, int64_t begin,
+                                                  int64_t end, float* to) {
     for (int column = 0; column < PANEL; column += 2 * FLOATS) {
       Floats sums[2][R] = {};
-      for (int64_t k = begin; k < end; k++) {
-        const T *at = columns + (k * PANEL + column) * WORD, *const row = rows + k * WORD;
+      const float* row = rows;
+      for (int64_t k = begin; k < end; k++, row += WORD) {
+        const T* at = columns + (k * PANEL + column) * WORD;
         for (int line = 0; line < 2 * FLOATS; line += 16)
           __builtin_prefetch(reinterpret_cast<const char*>(at + line * WORD) + AHEAD_BYTES, 0, 2);
-        const Words low = load_as<Words>(at), high = load_as<Words>(at + FLOATS * WORD);
+#pragma GCC unroll 2
+        for (int64_t i = 0; i < WORD; i++) {
+          Floats low = number_of<T>(load_as<Words>(at), i), high = number_of<T>(load_as<Words>(at + FLOATS * WORD), i);
+          keep_in_registers(low, high);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
-          if constexpr (WORD == 1) {
-            sums[0][r] += Floats(low) * row[r * stride], sums[1][r] += Floats(high) * row[r * stride];
-          } else {
-            const Words both = Words{} + load_as<uint32_t>(row + r * stride);
-            sums[0][r] += first_of(low) * first_of(both), sums[1][r] += first_of(high) * first_of(both);
-            sums[0][r] += second_of(low) * second_of(both), sums[1][r] += second_of(high) * second_of(both);
-          }
+          for (int r = 0; r < R; r++) sums[0][r] += low * row[r * stride + i], sums[1][r] += high * row[r * stride + i];
         }
       }
       for (int r = 0; r < R; r++)

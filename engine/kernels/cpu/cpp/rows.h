@@ -6,16 +6,22 @@
 
 namespace {
 
-// Calls f(rows, first) for blocks of MOST, 8 or 4 rows, which cover `count` rows rounded up to a multiple of 4; `rows` is a
-// constant. The sums of 12 rows by two vectors, and their operands, fit 32 registers.
+// Calls f(rows, first) for blocks of MOST, 8 or 4 rows, or of 6 and 4, which cover `count` rows rounded up to a multiple of 4;
+// `rows` is a constant. The sums of 12 rows by two vectors, and their operands, fit 32 registers, those of 6 rows 16.
 template <int MOST = 12, typename F>
 __attribute__((always_inline)) inline void by_rows(int count, F f) {
   int first = 0;
-  for (; count - first > MOST - 4; first += MOST) f(std::integral_constant<int, MOST>(), first);
-  if (MOST > 8 && count - first > 4)
-    f(std::integral_constant<int, std::min(MOST, 8)>(), first);
-  else if (MOST > 4 && count > first)
-    f(std::integral_constant<int, 4>(), first);
+  if constexpr (MOST == 6) {
+    for (; count - first > 8; first += 12)
+      for (int half = 0; half < 12; half += 6) f(std::integral_constant<int, 6>(), first + half);
+    for (; count > first; first += 4) f(std::integral_constant<int, 4>(), first);
+  } else {
+    for (; count - first > MOST - 4; first += MOST) f(std::integral_constant<int, MOST>(), first);
+    if (MOST > 8 && count - first > 4)
+      f(std::integral_constant<int, std::min(MOST, 8)>(), first);
+    else if (MOST > 4 && count > first)
+      f(std::integral_constant<int, 4>(), first);
+  }
 }
 
 }  // namespace
