@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError, ModelError
 from flows.settings import EngineSettings, PlanSettings, Settings, WorkerSettings
+from tasks.answers.toml_value import must
 from tasks.cascades.cascade import Cascade
 from tasks.database.attach import parse_attachments
 from tasks.nights.cascade_steps import CascadeStep, add_cascades
@@ -23,7 +24,7 @@ from tasks.runs.infer_job import FailurePolicy
 from tasks.workloads.fault import UNKNOWN_KEY, choose_fault
 from tasks.workloads.workload import SHIPPED, Workload, load_workload
 
-Text = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1), must(lambda text: "\0" not in text, "no file's name holds a NUL")]
 
 
 _EXPECTED = {

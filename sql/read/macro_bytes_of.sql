@@ -4,4 +4,5 @@
 -- inputs:  none
 -- parameters: none
 
-create or replace temp macro bytes_of(value) as encode(value::varchar), (value blob) as value
+create or replace temp macro bytes_of(value) as
+case when typeof(value) = 'BLOB' then value::varchar::blob else encode(value::varchar) end

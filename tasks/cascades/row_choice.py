@@ -55,7 +55,7 @@ class RowChoice:
         """The query of checked rows, restricted to this step's rows."""
         if self.role == "first":
             return query
-        return query.join(fill_identifiers(statement("cascade/chosen_requests")).split("<checked>"))
+        return fill_identifiers(statement("cascade/chosen_requests"), {"checked": query})
 
 
 def take_answers(connection: duckdb.DuckDBPyConnection, workload: Workload, model_digest: str, target: str) -> None:

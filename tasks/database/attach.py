@@ -9,7 +9,7 @@ import duckdb
 
 from engine.errors import ConfigError, DatabaseError
 from sql import statement
-from tasks.database.connection import execute, fill_identifiers, set_option
+from tasks.database.connection import check_path, execute, fill_identifiers, set_option
 from tasks.database.messages import explain
 from tasks.database.schema import list_request_columns
 from tasks.workloads.workload import Workload
@@ -30,9 +30,10 @@ def parse_attachments(given: Mapping[str, str], base: Path) -> dict[str, str]:
     for name, path in given.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or name.lower() in TAKEN_NAMES:
             raise ConfigError(f"attach: {name!r} is not a free name of letters, digits and '_'")
-        whole = (base / os.path.expanduser(path)).resolve()
-        if not whole.exists():
+        whole = base / os.path.expanduser(path)
+        if not os.path.exists(whole):
             raise ConfigError(f"attach: {name}: nothing is at {whole}")
+        whole = whole.resolve()
         if whole.is_file() and whole.suffix.lower() in {*TABLE_FILES, *EXTENSIONS}:
             raise ConfigError(f'attach: {name}: {whole} is a table; attach its folder: {name} = "{whole.parent}"')
         found[name] = str(whole)
@@ -48,6 +49,7 @@ def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str])
     """
     set_option(connection, "autoinstall_known_extensions", False)  # a missing one is an error
     for name, path in attach.items():
+        check_path(Path(path))
         try:
             if Path(path).is_dir():
                 _attach_folder(connection, name, Path(path))
@@ -69,9 +71,10 @@ def _attach_folder(connection: duckdb.DuckDBPyConnection, name: str, folder: Pat
             other = tables.setdefault(path.stem.lower(), path)  # DuckDB's names have no case
             if other != path:
                 raise DatabaseError(f"{other.name} and {path.name} would be one table, {name}.{path.stem}: rename one")
-            text = fill_identifiers(statement("attach/table_file"), name=name, file=path.stem)
+            check_path(Path(path.name))
             literal = "'" + str(path).replace("'", "''") + "'"
-            connection.execute(text.replace("<path>", literal))
+            text = fill_identifiers(statement("attach/table_file"), {"path": literal}, name=name, file=path.stem)
+            connection.execute(text)
 
 
 def reads_attachments(connection: duckdb.DuckDBPyConnection, workload: Workload) -> bool:

@@ -32,23 +32,28 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def fill_identifiers(sql: str, **names: str | Sequence[str] | Mapping[str, str]) -> str:
-    """Replace ``{placeholder}`` in a statement by quoted identifiers, several joined by commas.
+def fill_identifiers(
+    sql: str, texts: Mapping[str, str] | None = None, /, **names: str | Sequence[str] | Mapping[str, str]
+) -> str:
+    """Replace ``{placeholder}`` in a statement by quoted identifiers, several joined by commas, and ``<placeholder>``
+    by its SQL in `texts`.
 
     ``{placeholder type}`` adds the type to each, for column definitions; a mapping of names to types adds each name's
-    own type. Only identifiers and types go into a statement this way: values are bound. Raises `KeyError` for a
+    own type. Only identifiers, types and SQL go into a statement this way: values are bound. Raises `KeyError` for a
     placeholder without a name, and a DuckDB error for an unknown type.
     """
     without_header = re.sub(r"\A(?:--.*\n)+", "", sql)
 
     def quoted(match: re.Match[str]) -> str:
+        if match.group(3):
+            return (texts or {})[match.group(3)]
         value = names[match.group(1)]
         if isinstance(value, Mapping):
             return ", ".join(f"{quote_identifier(name)} {duckdb.sqltype(type_)}" for name, type_ in value.items())
         each = [value] if isinstance(value, str) else value
         return ", ".join(quote_identifier(name) + match.group(2) for name in each)
 
-    return re.sub(r"\{(\w+)((?: \w+)?)\}", quoted, without_header)
+    return re.sub(r"\{(\w+)((?: \w+)?)\}|<(\w+)>", quoted, without_header)
 
 
 def execute(
@@ -177,9 +182,17 @@ def restrict_sql(
     set_option(connection, "lock_configuration", True)
 
 
+def check_path(path: Path) -> None:
+    """Raise `DatabaseError` if DuckDB takes the path for a pattern, which other files may match, too."""
+    if found := re.search(r"[*?[\\]", str(path)):
+        raise DatabaseError(f"{path}: DuckDB reads {found[0]} in a path as a pattern: rename the file or folder")
+
+
 def _open(path: Path, *, read_only: bool, create: bool, lock_timeout_seconds: float) -> duckdb.DuckDBPyConnection:
     if not create and not path.is_file():
         raise DatabaseError(f"no database at {path}: {'not a file' if path.exists() else 'no such file'}")
+    for name in (path, path.resolve()):
+        check_path(name)
     try:
         return duckdb.connect(str(path), read_only=read_only)
     except duckdb.Error as error:

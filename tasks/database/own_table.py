@@ -26,13 +26,14 @@ def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, 
         types = {name.lower(): each for name, each in list_request_columns(connection, workload, table).items()}
         requests_sql = workload.requests_sql
     connection.execute(_create_answers(workload))
-    names = {"view": f"latest_{table}", "table": table, "keys": workload.key}
-    latest = fill_identifiers(statement("schema/create_latest_view"), **names)
     rank_within = workload.kind.rank_within
-    rank = fill_identifiers(RANK, rank_within=rank_within, keys=workload.key) if rank_within else ""
-    latest = latest.replace("<rank>", rank)
-    latest = latest.replace("<keys>", ", ".join(_cast_key(key, types.get(key.lower(), "")) for key in workload.key))
-    connection.execute(requests_sql.replace("'", "''").join(latest.split("<requests>")))
+    texts = {
+        "requests": requests_sql.replace("'", "''"),
+        "keys": ", ".join(_cast_key(key, types.get(key.lower(), "")) for key in workload.key),
+        "rank": fill_identifiers(RANK, rank_within=rank_within, keys=workload.key) if rank_within else "",
+    }
+    names = {"view": f"latest_{table}", "table": table, "keys": workload.key}
+    connection.execute(fill_identifiers(statement("schema/create_latest_view"), texts, **names))
     views = {"view": f"failed_{table}", "latest": f"latest_{table}"}
     execute(connection, "schema/create_failed_view", **views, keys=workload.key)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import ModelError
+from engine.errors import ModelError, WorkloadError
 from engine.planning.plan import Plan
 from engine.request import Request
 from tasks.prompts.text_codec import TextCodec
@@ -158,7 +158,10 @@ class RequestForm:
         def encode_labels(labels: Sequence[str], suffix: str = "") -> Sequence[tuple[int, ...]]:
             assert codec is not None, "labels need a tokenizer"
             form = workload_format(workload.prompt, workload.kind.thinking, codec)
-            return codec.encode_labels(labels, *form.ending(codec.trust(suffix)))
+            try:
+                return codec.encode_labels(labels, *form.ending(codec.trust(suffix)))
+            except WorkloadError as error:
+                raise WorkloadError(f"workload {workload.name!r}: {error}") from error
 
         settings = workload.kind.ask(encode_labels, expected_output_tokens)
         tails = [len(label) - 1 for each in settings for label in each.get("labels", ())]

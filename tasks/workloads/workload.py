@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import string
 import tomllib
@@ -47,8 +48,8 @@ def _find_adapter(given: object, info: ValidationInfo) -> object:
         return given
     refuse_if(not isinstance(given, str) or not given, f"must be the path of a folder, got {given!r}")
     try:
-        return Adapter.find(Path(str(info.context)) / Path(str(given)).expanduser())
-    except (ModelError, RuntimeError) as error:  # RuntimeError: ~name without such a user
+        return Adapter.find(Path(str(info.context)) / os.path.expanduser(str(given)))
+    except ModelError as error:
         raise ValueError(str(error).removeprefix("adapter ")) from error
 
 
@@ -229,7 +230,7 @@ def load_workload(name_or_path: str | Path) -> Workload:
     except FileNotFoundError as error:
         known = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml"))) + "; a file of your own ends in .toml"
         raise WorkloadError(f"no workload {str(name_or_path)!r}: no file {path}; shipped workloads: {known}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, or a path with a NUL
         raise WorkloadError(f"{path} cannot be read: {error}") from error
     try:
         values = tomllib.loads(text)

@@ -120,6 +120,27 @@ def test_a_data_file_is_no_database(tmp_path: Path, name: str, read_only: bool) 
         pytest.fail("opened")
 
 
+@pytest.mark.parametrize("name", ["a?b", "a*b", "a[b]", "a\\b"])
+def test_a_path_that_duckdb_reads_as_a_pattern_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / "plain").symlink_to(tmp_path / name)
+    message = f"DuckDB reads {re.escape(name[1])} in a path as a pattern: rename the file or folder"
+    for path in (tmp_path / name / "x.duckdb", tmp_path / f"{name}.duckdb", tmp_path / "plain" / "x.duckdb"):
+        with pytest.raises(DatabaseError, match=message), connect(path, create=True):
+            pytest.fail("opened")
+
+
+@pytest.mark.parametrize("name", ["a'b", 'a"b', " a b", "a\nb", "-a", "a%b#;", "{a,b}", "<a>", "é"])
+def test_other_paths_are_usual_ones(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    path = tmp_path / name / f"{name}.duckdb"
+    with connect(path, create=True) as connection:
+        connection.execute("create table t as select 1 as a")
+    with connect(path, read_only=True) as connection:
+        assert connection.execute("from t").fetchall() == [(1,)]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="No such file or directory"), connect(tmp_path / "a" / "b", create=True):
         pytest.fail("opened")
@@ -196,6 +217,7 @@ def test_what_can_be_no_identifier(name: str) -> None:
 def test_placeholders_are_filled_once_and_headers_left_out() -> None:
     text = "-- header {a}\nselect {a}, [{b}] from {c text}"
     assert fill_identifiers(text, a="{b}", b=["x", 'y"'], c="t") == 'select "{b}", ["x", "y"""] from "t" text'
+    assert fill_identifiers("select {a} <b>", {"b": "as {a}"}, a="<b>") == 'select "<b>" as {a}'
     with pytest.raises(KeyError, match="missing"):
         fill_identifiers("select {missing}")
 

@@ -140,10 +140,12 @@ def test_bytes_that_are_not_utf8_in_an_id(night: Any) -> None:
 
 def test_a_blob_column_serves_as_text_where_its_bytes_do(night: Any) -> None:
     night.sql("alter table documents alter body type blob using encode(body)")
-    night.sql("insert into documents values ('bad', 't', ?)", [BAD])
-    night.sql("insert into snippet_requests values ('bad', 'q1')")
+    body = "\\x41 é \0"
+    night.sql("insert into documents values ('bad', 't', ?), ('e', 't', ?)", [BAD, body.encode()])
+    night.sql("insert into snippet_requests values ('bad', 'q1'), ('e', 'q1')")
     run = night.prepare()
-    assert [(row["doc_id"], row["body"]) for row in run.rows() if row["error"] is None][-1] == ("d2", "body 2")
+    found = [(row["doc_id"], row["body"]) for row in run.rows() if row["error"] is None]
+    assert found[-2:] == [("d2", "body 2"), ("e", body)]
     assert errors(run)[("bad", "q1")] == "body holds bytes that are not UTF-8"
 
 
@@ -159,6 +161,17 @@ def test_ids_of_another_type_read_as_text(night: Any) -> None:
     assert [(row["doc_id"], row["body"]) for row in night.run().rows()] == [("7", "body 7")]
     assert night.sql("select doc_id, status from latest_snippets") == [("7", "ok")]
     assert night.prepare().read.num_already_done == 1
+
+
+def test_ids_and_texts_may_be_variants(night: Any) -> None:
+    night.sql(
+        "create or replace table documents as select 7::variant as doc_id, 3::variant as title, 2.5::variant as body"
+    )
+    night.sql("insert into documents values ('x', 'title', {'a': 1}::variant)")
+    night.sql("create or replace table snippet_requests as select doc_id, 'q1' as query_id from documents")
+    rows = [(row["doc_id"], row["title"], row["body"]) for row in night.run().rows()]
+    assert rows == [("7", "3", "2.5"), ("x", "title", "{'a': 1}")]
+    assert night.prepare().read.num_already_done == 2
 
 
 def test_a_template_may_spell_columns_with_other_capitals(night: Any) -> None:

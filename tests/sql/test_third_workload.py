@@ -216,6 +216,7 @@ def test_ranks_are_written_to_a_table_of_any_name(tickets: Any, topics: Path, na
 
 
 EVIL = ['x"; drop table tickets; --', "x'); drop table tickets; --", "a b", "select", "Größe", "{keys}", "x\\1"]
+EVIL += ["<keys>", "a<requests>%", "{<rank>}"]
 
 
 @pytest.mark.parametrize("evil", EVIL)
@@ -300,6 +301,7 @@ def test_a_query_has_no_parameters(tickets: Any, topics: Path, parameter: str, c
         ("select ticket_id, subject, message from newest", ["newest"]),
         ("select ticket_id, subject, message from requested", ["requested"]),
         ("select ticket_id, subject, message from newest_answers", ["newest_answers"]),
+        ("select ticket_id, null as subject, message from tickets", []),
         ("select * from newest union all by name select * from texts where false", ["newest", "texts"]),
     ],
 )

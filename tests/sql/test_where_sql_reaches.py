@@ -180,6 +180,15 @@ def test_two_files_of_one_name_are_refused(night: Any, make_workload: Any, expor
         read.fn(make_source(night.path, attach={"exports": str(exports)}), workload, make_folder(night))
 
 
+def test_a_file_whose_name_is_a_pattern_is_refused(night: Any, make_workload: Any, exports: Path) -> None:
+    """DuckDB would read mails1.csv in place of mails[1].csv."""
+    for name in ("mails[1].csv", "mails1.csv"):
+        (exports / name).write_text("note_id,text\n1,mail\n")
+    workload = make_workload('select note_id, text from exports."mails[1]"')
+    with pytest.raises(DatabaseError, match=rf"attach: exports: {exports}: mails\[1\].csv: DuckDB reads \[ in a path"):
+        read.fn(make_source(night.path, attach={"exports": str(exports)}), workload, make_folder(night))
+
+
 def test_no_setting_is_changed_back(night: Any) -> None:
     with connect(night.path) as connection:
         restrict_sql(connection, [], {})

@@ -117,7 +117,7 @@ def test_a_wrong_adapter_is_found_before_any_work(nights: Any, folder: Path, tin
 @pytest.mark.parametrize(
     ("adapter", "reason"),
     [
-        ('"~no-such-user/x"', "Could not determine home directory"),
+        ('"~no-such-user/x"', "~no-such-user/x': the folder holds no adapter_config"),
         ("3", "must be the path of a folder, got 3"),
         ('"nowhere"', "nowhere': the folder holds no adapter_config"),
     ],

@@ -245,6 +245,7 @@ def test_rows_that_cannot_be_answered_are_not_predicted(
         ),
         ({"more": "[failures]\nretry = 2"}, r"\[failures\]: 'retry' is not a known key here"),
         ({"night": NIGHT.replace('database = "team.duckdb"', "")}, "night.toml: database is missing"),
+        ({"night": 'publish = "a\\u0000b"' + NIGHT}, "night.toml: publish: no file's name holds a NUL, got 'a.x00b'"),
         ({"night": 'name = "topics"\nmode = "score"'}, "night.toml is a workload's file, not a night's: .* --workload"),
         ({"more": "[models"}, "cannot be read as TOML"),
         ({"more": '[attach]\ncrm = "nowhere"'}, "attach: crm: nothing is at"),

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from engine.errors import ModelError, WorkloadError
-from tasks.prompts.prompt import SUFFIX, PromptFormat, build_prompt_format
+from tasks.prompts.prompt import SUFFIX, PromptFormat, RequestForm, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
-from tasks.workloads.workload import Prompt
+from tasks.workloads.workload import Prompt, load_workload
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -297,6 +298,11 @@ def test_labels_that_cannot_be_told_apart_are_refused() -> None:
     form = build_prompt_format(prompt_of("{body}", chat=False), codec)
     with pytest.raises(WorkloadError, match="'é' and 'ü' are the same tokens"):
         codec.encode_labels(["é", "ü"], *form.ending())
+    workload = load_workload("ranking")
+    workload = replace(workload, prompt=replace(workload.prompt, chat=False))
+    workload = replace(workload, kind=replace(workload.kind, labels=("é", "ü")))
+    with pytest.raises(WorkloadError, match="workload 'ranking': labels 'é' and 'ü' are the same tokens"):
+        RequestForm.of(workload, codec, None)
 
 
 def test_chat_without_a_chat_template_is_refused() -> None:
