@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequences
 from operator import attrgetter
 
+import numpy as np
+
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.planning.group import CommonPrefix, PrefixGroup
@@ -92,6 +94,9 @@ def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -
     for group in groups:
         if not isinstance(group, PrefixGroup):
             raise RequestError(f"groups must hold PrefixGroups, got {group!r}")
+        parts = group.prefix, *(member.suffix for member in group.members)
+        if not all(getattr(part, "dtype", None) == np.int32 for part in parts):
+            raise RequestError("groups must hold tokens in int32 arrays, in their prefixes and suffixes")
         prefix = group.prefix.tobytes()
         for member in group.members:
             for index in member.request_indices:
@@ -100,7 +105,7 @@ def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -
                 if not isinstance(request := left.pop(index), Request):
                     raise RequestError(f"requests must hold Requests, got {request!r}")
                 if request.token_ids.tobytes() != prefix + member.suffix.tobytes() or not len(member.suffix):
-                    why = "its group has another prompt, one that is not int32, or no token after its prefix"
+                    why = "its group has another prompt, or no token after its prefix"
                     raise RequestError(f"request {request.request_id!r}: {why}")
         if group.common is not None and not group.has_common(known):
             why = "a common prefix of its group is too long, or has other tokens in another group"
