@@ -25,6 +25,8 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.sorting import LogSort
 
+from engine import EngineConfig
+from engine.errors import ConfigError
 from flows.cli import batchloom
 from flows.command.commands import COMMANDS
 from flows.command.run_flow import run_flow
@@ -169,6 +171,16 @@ def test_a_mistake_is_one_line(
     assert tables == [(0,), (0,)]
     after = {path.name for path in tmp_path.iterdir()} - {f"{nights.path.name}.runs"}
     assert sorted(after) == before
+
+
+def test_a_block_size_that_a_gpu_does_not_compute_is_refused_before_any_row_is_read(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Where it computes decoders; encoders have no KV."""
+    config = EngineConfig(device="cpu", attention="fused", block_size=36)
+    with pytest.raises(ConfigError, match="attention on a GPU: block_size must be a multiple of 8 of at most 256, got"):
+        WorkerSettings().check_host(config, tiny_llama)
+    WorkerSettings().check_host(config, save_encoder("bert", tmp_path))
 
 
 @pytest.mark.parametrize(
