@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError, ConfigError
-from engine.kernels.triton.shape import check_shape
+from engine.kernels import check_gpu_shape
 from engine.model.loading.checkpoint import (
     GGUF_TENSORS,
     check_layers,
@@ -62,7 +62,7 @@ def check_heads(config: EngineConfig, checkpoint: Path) -> None:
     num_q_heads, num_kv_heads, head_dim = read_heads(read_sizes(read_json(checkpoint / "config.json")))
     heads = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     try:
-        check_shape(**heads, block_size=config.block_size)
+        check_gpu_shape(**heads, block_size=config.block_size)
     except ValueError as error:
         if config.attention in ("paged", "relay", "fused") or resolve_device(config.device).type != "cpu":
             raise ConfigError(f"model {str(checkpoint)!r}: attention on a GPU: {error}") from error

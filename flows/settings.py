@@ -22,6 +22,7 @@ from engine.device.placement import check_device
 from engine.encoding.families import is_encoder
 from engine.errors import ConfigError
 from engine.limits import check_heads, check_kv_budget
+from engine.model.loading.checkpoint import is_plain, read_json
 from engine.planning.planner import PlanMethod
 from tasks.database.attach import parse_attachments
 from tasks.runs.object_store import ObjectStore, check_url
@@ -155,5 +156,5 @@ class WorkerSettings(Settings):
 
             check_ranks(engine, checkpoint)
         check_kv_budget(engine, checkpoint)
-        if not is_encoder(checkpoint):
+        if is_plain(read_json(checkpoint / "config.json")) or not is_encoder(checkpoint):
             check_heads(engine, checkpoint)
