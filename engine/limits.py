@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
-from engine.errors import CapacityError, ConfigError
-from engine.kernels import check_gpu_shape
+from engine.errors import CapacityError
 from engine.model.loading.checkpoint import (
     GGUF_TENSORS,
     check_layers,
@@ -15,7 +14,7 @@ from engine.model.loading.checkpoint import (
     read_json,
     weight_shapes,
 )
-from engine.model.loading.config_sizes import check_shapes, kv_bytes_per_layer, read_heads, read_size, read_sizes
+from engine.model.loading.config_sizes import check_shapes, kv_bytes_per_layer, read_size, read_sizes
 from engine.request import Request
 from engine.scheduling.sequence import most_blocks, most_tokens
 
@@ -54,18 +53,6 @@ def check_weights(config: EngineConfig, checkpoint: Path) -> None:
         from engine.model.quantized.quantized_model import find_quantized  # imported only when needed
 
         find_quantized(checkpoint, config, resolve_device(config.device))
-
-
-def check_heads(config: EngineConfig, checkpoint: Path) -> None:
-    """Raises `ConfigError` if a decoder is computed on a GPU, whose kernels do not support its heads or the block size;
-    `ModelError` as `check_kv_budget`."""
-    num_q_heads, num_kv_heads, head_dim = read_heads(read_sizes(read_json(checkpoint / "config.json")))
-    heads = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    try:
-        check_gpu_shape(**heads, block_size=config.block_size)
-    except ValueError as error:
-        if config.attention in ("paged", "relay", "fused") or resolve_device(config.device).type != "cpu":
-            raise ConfigError(f"model {str(checkpoint)!r}: attention on a GPU: {error}") from error
 
 
 def why_impossible(

@@ -19,10 +19,8 @@ from pydantic import (
 
 from engine.config import EngineConfig
 from engine.device.placement import check_device
-from engine.encoding.families import is_encoder
 from engine.errors import ConfigError
-from engine.limits import check_heads, check_kv_budget
-from engine.model.loading.checkpoint import is_plain, read_json
+from engine.limits import check_kv_budget
 from engine.planning.planner import PlanMethod
 from tasks.database.attach import parse_attachments
 from tasks.runs.object_store import ObjectStore, check_url
@@ -151,10 +149,8 @@ class WorkerSettings(Settings):
             check_cluster(self.ray_address, engine)
             return
         check_device(engine.device)
-        if engine.tensor_parallel_size > 1:
-            from engine.model.sharded_model import check_ranks  # takes seconds to import
+        if engine.device != "cpu" or engine.tensor_parallel_size > 1:
+            from flows.gpu_check import check_gpus  # imported only when needed
 
-            check_ranks(engine, checkpoint)
+            check_gpus(engine, checkpoint)
         check_kv_budget(engine, checkpoint)
-        if is_plain(read_json(checkpoint / "config.json")) or not is_encoder(checkpoint):
-            check_heads(engine, checkpoint)

@@ -10,7 +10,7 @@ from engine.kv.kv_layout import KVLayout, find_layout, kept_windows
 from engine.model.layer_counts import count_layer_weights, text_config_of
 from engine.model.layer_windows import find_kept_windows, find_windows
 from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES
-from engine.model.loading.config_sizes import VALUE_BYTES, kv_head_bytes, read_heads, read_size, read_sizes
+from engine.model.loading.config_sizes import VALUE_BYTES, kv_head_bytes, read_size, read_sizes
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -60,7 +60,7 @@ class ModelShape:
         if values.get("model_type") not in (None, *PLAIN_MODEL_TYPES):
             text_config = text_config_of(config)
         num_experts = next((read_size(values, name) for name in _EXPERTS if values.get(name)), 1)
-        num_q_heads, num_kv_heads, head_dim = read_heads(values)
+        num_q_heads = read_size(values, "num_attention_heads")
         hidden_size = read_size(values, "hidden_size")
         return cls(
             num_layers=read_size(values, "num_hidden_layers"),
@@ -71,8 +71,8 @@ class ModelShape:
                 None if text_config is None else 4 * hidden_size,
             ),
             num_q_heads=num_q_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
+            num_kv_heads=read_size(values, "num_key_value_heads", num_q_heads),
+            head_dim=read_size(values, "head_dim", hidden_size // num_q_heads),
             vocab_size=read_size(values, "vocab_size"),
             has_tied_embeddings=bool(values.get("tie_word_embeddings", False)),
             value_bytes=VALUE_BYTES[dtype],

@@ -1,4 +1,4 @@
-"""Sizes of a model by its config.json: a KV budget that holds no request, heads that a GPU does not compute."""
+"""Sizes of a model by its config.json: a KV budget that holds no request is found without weights."""
 
 import json
 import re
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine import EngineConfig
-from engine.errors import CapacityError, ConfigError, ModelError
-from engine.limits import check_heads, check_kv_budget
+from engine.errors import CapacityError, ModelError
+from engine.limits import check_kv_budget
 from engine.model.loading.checkpoint import read_json
 from engine.model.model_shape import ModelShape
 
@@ -62,26 +62,6 @@ def test_sizes_of_other_names_are_found_by_the_architecture_s_class(tmp_path: Pa
     assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == (7, 2, 32)
     assert shape.layers_by_window == {64: 6, 0: 1}, "five windows, then all, by the class"
     assert shape.kv_block_bytes(EngineConfig(block_size=8)) == 8 * 2 * 2 * 32 * 2
-
-
-@pytest.mark.parametrize(
-    ("sizes", "why"),
-    [
-        ({"head_dim": 264}, "head_dim must be a multiple of 8 of at most 256, got 264"),
-        ({"hidden_size": 36}, "head_dim must be a multiple of 8 of at most 256, got 6"),
-        ({"num_attention_heads": 34, "head_dim": 16}, "34 query heads for 2 KV heads: must be 1 to 16 times as many"),
-    ],
-)
-def test_heads_that_a_gpu_does_not_compute_are_refused_for_a_gpu_alone(
-    sizes: dict[str, int], why: str, tiny_llama: Path, tmp_path: Path
-) -> None:
-    values = read_json(tiny_llama / "config.json")
-    values.pop("head_dim", None)
-    (tmp_path / "config.json").write_text(json.dumps(values | sizes))
-    check_heads(EngineConfig(device="cpu"), tmp_path)
-    for settings, folder, reason in (({}, tmp_path, why), ({"block_size": 264}, tiny_llama, "block_size must be a")):
-        with pytest.raises(ConfigError, match=f"model '{folder}': attention on a GPU: {reason}"):
-            check_heads(EngineConfig(device="cpu", attention="fused", **settings), folder)
 
 
 def test_a_qwen_has_windows_only_if_its_config_says_so(tiny_checkpoint: Callable[[str], Path]) -> None:

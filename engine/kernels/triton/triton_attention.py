@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels import check_gpu_shape
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 from engine.kernels.layer_by_layer import LayerByLayer
@@ -20,6 +19,7 @@ from engine.kernels.triton.fused import Caches, launch_attention
 from engine.kernels.triton.layers.fp8 import head_dim_of, is_interpreted
 from engine.kernels.triton.layers.gpu_layers import Fp8Layer, GpuLayer, weights_on
 from engine.kernels.triton.layers.kv_copy import TOKENS_A_ROW, KvCopy
+from engine.kernels.triton.shape import check_shape
 from engine.kernels.triton.tile_jobs import MOST_BLOCKS
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
@@ -79,7 +79,7 @@ class TritonAttention:
         has_layers: bool = False,
         fp8: torch.dtype | None = None,
     ) -> None:
-        check_gpu_shape(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
+        check_shape(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}")
         if device.type != "cuda" and not is_interpreted():

@@ -47,13 +47,6 @@ def find_size(config: Mapping[str, Any], name: str) -> int:
     return read_size(values if is_named else read_sizes(config), name)
 
 
-def read_heads(values: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Query heads, KV heads, and dimensions of a head, from values of `read_sizes`."""
-    num_q_heads = read_size(values, "num_attention_heads")
-    head_dim = 128 if values.get("model_type") == "qwen3" else read_size(values, "hidden_size") // num_q_heads
-    return num_q_heads, read_size(values, "num_key_value_heads", num_q_heads), read_size(values, "head_dim", head_dim)
-
-
 _OUT, _UP = ("vocab_size", "hidden_size"), ("intermediate_size", "hidden_size")
 _SHAPES = {
     **dict.fromkeys(("embed_tokens", "lm_head", "token_embd", "output"), _OUT),
@@ -71,10 +64,11 @@ def check_shapes(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     if not is_plain(config := read_json(folder / "config.json")) or "quantization_config" in config:
         return
     sizes = dict(read_sizes(config))
-    num_q_heads, num_kv_heads, head_dim = read_heads(sizes)
-    sizes |= {"num_attention_heads x head_dim": num_q_heads * head_dim}
-    sizes |= {"num_key_value_heads x head_dim": num_kv_heads * head_dim}
-    if num_q_heads % num_kv_heads:
+    num_q_heads, hidden_size = read_size(sizes, "num_attention_heads"), read_size(sizes, "hidden_size")
+    head_dim = read_size(sizes, "head_dim", 128 if sizes["model_type"] == "qwen3" else hidden_size // num_q_heads)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        sizes[f"{name} x head_dim"] = read_size(sizes, name, num_q_heads) * head_dim
+    if num_q_heads % read_size(sizes, "num_key_value_heads", num_q_heads):
         raise ModelError(f"model {str(folder)!r}: config.json: {num_q_heads} heads are no multiple of its KV heads")
     if (folder / GGUF_TENSORS).is_file():
         shapes = {name: tensor["shape"] for name, tensor in read_json(folder / GGUF_TENSORS)["tensors"].items()}
@@ -87,8 +81,9 @@ def check_shapes(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
 
 def kv_bytes_per_layer(values: Mapping[str, Any], dtype: str) -> int:
     """KV bytes of a token in one layer, from values of `read_sizes` and the KV's dtype, a key of `VALUE_BYTES`."""
-    _, num_kv_heads, head_dim = read_heads(values)
-    return 2 * num_kv_heads * kv_head_bytes(head_dim, VALUE_BYTES[dtype])
+    num_q_heads = read_size(values, "num_attention_heads")
+    head_dim = read_size(values, "head_dim", read_size(values, "hidden_size") // num_q_heads)
+    return 2 * read_size(values, "num_key_value_heads", num_q_heads) * kv_head_bytes(head_dim, VALUE_BYTES[dtype])
 
 
 def kv_head_bytes(head_dim: int, value_bytes: int) -> int:
