@@ -149,8 +149,8 @@ class WorkerSettings(Settings):
             check_cluster(self.ray_address, engine)
             return
         check_device(engine.device)
-        if engine.tensor_parallel_size > 1:
-            from engine.model.sharded_model import check_ranks  # takes seconds to import
+        if engine.device != "cpu" or engine.tensor_parallel_size > 1:
+            from flows.gpu_check import check_gpus  # imported only when needed
 
-            check_ranks(engine, checkpoint)
+            check_gpus(engine, checkpoint)
         check_kv_budget(engine, checkpoint)

@@ -367,6 +367,10 @@ def test_a_plan_and_its_requests_belong_together(engine: Engine) -> None:
     group = PrefixGroup(prefix=whole, members=(Member(request_indices=(0,), suffix=nothing),))
     with pytest.raises(RequestError, match=r"request 'a': its group has .* no token after its prefix"):
         list(engine.run_plan([one], [group]))
+    lists: Any = {"prefix": [], "members": (Member(request_indices=(0,), suffix=[5, 6]),)}  # type: ignore[arg-type]
+    for wrong in (PrefixGroup(**lists), dataclasses.replace(group, prefix=whole.astype("int64"))):
+        with pytest.raises(RequestError, match="groups must hold tokens in int32 arrays, in their prefixes and"):
+            list(engine.run_plan([one], [wrong]))
 
 
 def test_what_is_no_decoder_is_named(engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """`python -m flows.nightly` as a process: exit codes, one line for an error, Ctrl-C, SIGTERM, kill -9."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -25,6 +26,9 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.sorting import LogSort
 
+from engine import EngineConfig
+from engine.errors import ConfigError
+from engine.model.loading.checkpoint import read_json
 from flows.cli import batchloom
 from flows.command.commands import COMMANDS
 from flows.command.run_flow import run_flow
@@ -169,6 +173,29 @@ def test_a_mistake_is_one_line(
     assert tables == [(0,), (0,)]
     after = {path.name for path in tmp_path.iterdir()} - {f"{nights.path.name}.runs"}
     assert sorted(after) == before
+
+
+@pytest.mark.parametrize(
+    ("sizes", "block_size", "why"),
+    [
+        ({}, 36, "block_size must be a multiple of 8 of at most 256, got 36"),
+        ({"head_dim": 264}, 32, "head_dim must be a multiple of 8 of at most 256, got 264"),
+        ({"hidden_size": 36}, 32, "head_dim must be a multiple of 8 of at most 256, got 6"),
+        ({"num_attention_heads": 34, "head_dim": 16}, 32, "34 query heads for 2 KV heads: must be 1 to 16 times as"),
+    ],
+)
+def test_what_a_gpu_does_not_compute_is_refused_before_any_row_is_read(
+    sizes: dict[str, int], block_size: int, why: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Where it computes decoders; encoders have no KV."""
+    values = read_json(tiny_llama / "config.json")
+    values.pop("head_dim", None)
+    (tmp_path / "config.json").write_text(json.dumps(values | sizes))
+    config, machines = EngineConfig(attention="fused", block_size=block_size), WorkerSettings()
+    with pytest.raises(ConfigError, match=f"model '{tmp_path}': attention on a GPU: {why}"):
+        machines.check_host(config, tmp_path)
+    machines.check_host(EngineConfig(device="cpu", block_size=block_size), tmp_path)
+    machines.check_host(config, save_encoder("bert", tmp_path / "encoder"))
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,12 @@ from engine.kernels.triton.fused import Caches, launch_attention
 from engine.kernels.triton.layers.fp8 import head_dim_of, is_interpreted
 from engine.kernels.triton.layers.gpu_layers import Fp8Layer, GpuLayer, weights_on
 from engine.kernels.triton.layers.kv_copy import TOKENS_A_ROW, KvCopy
+from engine.kernels.triton.shape import check_shape
 from engine.kernels.triton.tile_jobs import MOST_BLOCKS
 from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-LARGEST_GROUP = 16
-"""Query heads per KV head: they must fit the rows of the narrowest tile."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -81,16 +79,9 @@ class TritonAttention:
         has_layers: bool = False,
         fp8: torch.dtype | None = None,
     ) -> None:
-        if num_q_heads % num_kv_heads or not 1 <= num_q_heads // num_kv_heads <= LARGEST_GROUP:
-            raise ValueError(
-                f"{num_q_heads} query heads for {num_kv_heads} KV heads: must be 1 to {LARGEST_GROUP} times as many"
-            )
+        check_shape(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}")
-        if head_dim % 8 or not 8 <= head_dim <= 256:
-            raise ValueError(f"head_dim must be a multiple of 8 of at most 256, got {head_dim}")
-        if block_size % 8 or not 8 <= block_size <= 256:
-            raise ValueError(f"block_size must be a multiple of 8 of at most 256, got {block_size}")
         if device.type != "cuda" and not is_interpreted():
             raise ValueError(
                 f"device {device} has no Triton; a GPU, or TRITON_INTERPRET=1 in the environment, is needed"

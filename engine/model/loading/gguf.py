@@ -18,7 +18,9 @@ from engine.model.loading.unread_weights import refuse_unread
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-_CONVERTER_VERSION = 7
+_CONVERTER_VERSION = 8
+
+_OF_MISTRAL = ("architectures", "model_type", "sliding_window")
 
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 """Vocabularies, by their pre-tokenizers, in which a word is looked up before it is merged, and whose texts begin with a
@@ -143,6 +145,9 @@ def _write_folder(file: Path, folder: Path) -> None:
     begins = {"add_bos_token": True} if has_whole_words and "tokenizer.ggml.add_bos_token" not in reader.fields else {}
     with no_progress_bars():
         config = transformers.AutoConfig.from_pretrained(file.parent, **source)
+        if config.model_type == "mistral":  # a Llama of this name: transformers would give it a window
+            values = {key: value for key, value in config.to_dict().items() if key not in _OF_MISTRAL}
+            config = transformers.LlamaConfig(**values)
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source, **begins)
     if has_whole_words:
         tokenizer.backend_tokenizer.model.ignore_merges = True
@@ -172,8 +177,9 @@ def _refuse_unread(file: Path, config: Any, reader: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     architectures = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
-    kind = architectures[reader.fields["general.architecture"].contents()]
-    names = get_tensor_name_map(kind, config.num_hidden_layers)
+    if (name := reader.fields["general.architecture"].contents()) not in architectures:
+        raise ModelError(f"model {str(file)!r}: the format has no architecture {name!r}")
+    names = get_tensor_name_map(architectures[name], config.num_hidden_layers)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     known = [names.get_name(name, (".weight", ".bias")) for name, _ in model.named_parameters()]

@@ -42,9 +42,6 @@ _NAMES_OF_GEMMA = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 
-_PERMUTED = ("llama", "mistral")
-"""Architectures whose query and key heads a GGUF file has with their two halves interleaved."""
-
 
 class GgufWeights:
     """A GGUF file's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head". The
@@ -59,7 +56,8 @@ class GgufWeights:
         kind = config["model_type"]
         self._names = _NAMES | (_NAMES_OF_GEMMA if kind.startswith("gemma") else {})
         self._norm_offset = 1.0 if kind.startswith("gemma") else 0.0  # added to the weights of norms in the file
-        self._permuted_dim = _head_dim(config) if kind in _PERMUTED else 0
+        # Of query and key heads whose two halves the file has interleaved.
+        self._permuted_dim = _head_dim(config) if kind == "llama" else 0
         self.file = Path(table["file"])
         self._tensors = MappedTensors()
         self._tensors.add(self.file, table["tensors"])

@@ -77,6 +77,12 @@ class GroupedWeights:
         return None
 
     @property
+    def names(self) -> list[str]:
+        """Names of the tensors, but for biases of zeros, which AutoGPTQ writes for layers without any."""
+        named = self._tensors.items()
+        return [name for name, each in named if not name.endswith(".bias") or self._tensors.raw(each).any()]
+
+    @property
     def bytes_per_weight(self) -> float:
         """Average over the matrices."""
         num_weights = num_bytes = 0

@@ -34,6 +34,7 @@ from engine.model.loading.checkpoint import (
     resolve_checkpoint,
     weight_shapes,
 )
+from engine.model.loading.unread_weights import refuse_unread
 from engine.model.model import Model, kv_shape_of
 from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.quantized.gguf_weights import GgufWeights
@@ -77,7 +78,7 @@ def load_quantized(
 
 
 def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> QuantizedWeights | None:
-    """The weights that the engine leaves quantized, or None. See `load_quantized`."""
+    """The weights that the engine leaves quantized, or None. See `load_quantized`, `refuse_unread`."""
     values = read_config_of(folder)
     is_gguf = (folder / GGUF_TENSORS).is_file()
     can_unpack = is_gguf or not is_plain(values.to_dict())
@@ -90,6 +91,9 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
     weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder)
     reason = _why_not(folder, values, weights, config, device)
     if reason is None:
+        if isinstance(weights, GroupedWeights):  # of a GGUF file these are known once it is opened
+            known = make_skeleton(folder, torch.float32).named_parameters(remove_duplicate=False)
+            refuse_unread(folder, weights.names, dict(known))
         return weights
     if config.dtype == "quantized" or not can_unpack:
         raise ModelError(f"model {str(weights.file)!r}: dtype 'quantized': {reason}")

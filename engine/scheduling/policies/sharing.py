@@ -92,15 +92,16 @@ def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -
     for group in groups:
         if not isinstance(group, PrefixGroup):
             raise RequestError(f"groups must hold PrefixGroups, got {group!r}")
-        prefix = group.prefix.tobytes()
+        if not all(getattr(part, "dtype", 0) == "int32" for part in (group.prefix, *(m.suffix for m in group.members))):
+            raise RequestError("groups must hold tokens in int32 arrays, in their prefixes and suffixes")
         for member in group.members:
             for index in member.request_indices:
                 if index not in left:
                     raise RequestError(f"request {index} of {len(requests)} is in two groups, or does not exist")
                 if not isinstance(request := left.pop(index), Request):
                     raise RequestError(f"requests must hold Requests, got {request!r}")
-                if request.token_ids.tobytes() != prefix + member.suffix.tobytes() or not len(member.suffix):
-                    why = "its group has another prompt, one that is not int32, or no token after its prefix"
+                if not (own := member.suffix.tobytes()) or request.token_ids.tobytes() != group.prefix.tobytes() + own:
+                    why = "its group has another prompt, or no token after its prefix"
                     raise RequestError(f"request {request.request_id!r}: {why}")
         if group.common is not None and not group.has_common(known):
             why = "a common prefix of its group is too long, or has other tokens in another group"

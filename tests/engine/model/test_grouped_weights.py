@@ -279,6 +279,26 @@ def test_a_table_of_groups_without_numbers_is_none(tiny_llama: Path, tmp_path: P
     assert answers_of(load(folder)) == expected
 
 
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [("gptq", f"{UP}.bias"), ("awq", "model.layers.1.self_attn.q_norm.weight"), ("int4", f"{UP}.bias")],
+)
+def test_a_bias_or_a_norm_that_would_not_be_read_is_named(
+    method: str, name: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """AutoGPTQ wrote biases of zeros for layers without any, which change nothing."""
+    (tmp_path / "shaped").mkdir()
+    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, method)
+    expected, tensors = answers_of(load(folder)), load_file(folder / "model.safetensors")
+    zeros = {f"{UP}.bias": torch.zeros(512).half(), "lm_head.bias": torch.zeros(500).half()}
+    save_file(tensors | zeros, folder / "model.safetensors")
+    assert answers_of(load(folder)) == expected
+    save_file(tensors | {name: torch.ones(512).half()}, folder / "model.safetensors")
+    for check in (lambda: check_weights(EngineConfig(device="cpu"), folder), lambda: load(folder)):
+        with pytest.raises(ModelError, match=rf"its files have {name}, its configuration says nothing of it"):
+            check()
+
+
 def test_an_output_layer_is_not_made_up(tiny_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "shaped").mkdir()
     folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "int4")

@@ -9,7 +9,7 @@ from gguf import GGUFWriter, TokenType
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.checkpoint import read_json, resolve_checkpoint
 from tasks.prompts.text_codec import TextCodec
 
 HIDDEN, HEADS, HEAD_DIM, FEED_FORWARD = 64, 4, 16, 96
@@ -17,18 +17,20 @@ PIECES = ["▁", *"aehnlo", "▁h", "▁a", "▁he", "he", "ll", "an", "▁an", 
 """The more likely ones come later."""
 
 
-def write_llama(file: Path, *, num_layers: int = 2, **fields: Any) -> Path:
+def write_llama(file: Path, *, num_layers: int = 2, architecture: str = "llama", name: str = "", **fields: Any) -> Path:
     """A Llama of two layers with random weights. `fields` are of its architecture, None where the file has none;
     `add_space_prefix` is the tokenizer's."""
-    writer, rng = GGUFWriter(file, "llama"), np.random.default_rng(0)
+    writer, rng = GGUFWriter(file, architecture), np.random.default_rng(0)
+    if name:
+        writer.add_name(name)
     if "add_space_prefix" in fields:
         writer.add_add_space_prefix(fields.pop("add_space_prefix"))
     sizes = {"block_count": num_layers, "context_length": 512, "embedding_length": HIDDEN}
     sizes |= {"feed_forward_length": FEED_FORWARD, "rope.dimension_count": HEAD_DIM}
     sizes |= {"attention.head_count": HEADS, "attention.head_count_kv": HEADS}
-    for name, value in (sizes | {name.replace("__", "."): value for name, value in fields.items()}).items():
+    for field, value in (sizes | {field.replace("__", "."): value for field, value in fields.items()}).items():
         if value is not None:
-            writer.add_uint32(f"llama.{name}", value)
+            writer.add_uint32(f"{architecture}.{field}", value)
     writer.add_layer_norm_rms_eps(1e-5)
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
     kinds = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * 256, *[TokenType.NORMAL] * len(PIECES)]
@@ -69,6 +71,24 @@ def test_a_file_without_a_number_of_kv_heads_has_as_many_as_heads(tmp_path: Path
         asked = [Request(request_id=0, token_ids=[1, *range(240, 270)], mode="score", labels=((5,), (9, 11), (270,)))]
         answers.append(engine.score(asked)[0].label_logprobs)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_a_llama_called_mistral_is_a_llama(dtype: Any, tmp_path: Path) -> None:
+    """llama.cpp writes Mistral's models so, which have no window; transformers goes by the name."""
+    answers = []
+    for name in ("other", "mistral"):
+        file = write_llama(tmp_path / f"{name}.gguf", name=name)
+        engine = Engine.load(file, EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=1 << 22))
+        asked = [Request(request_id=0, token_ids=[1, *range(240, 270)], mode="score", labels=((5,), (9, 11)))]
+        answers.append(engine.score(asked)[0].label_logprobs)
+        assert read_json(resolve_checkpoint(file) / "config.json").get("sliding_window") is None
+    assert answers[0] == answers[1]
+
+
+def test_an_architecture_that_the_format_does_not_have_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model\.gguf': the format has no architecture 'mistral'$"):
+        resolve_checkpoint(write_llama(tmp_path / "model.gguf", architecture="mistral"))
 
 
 def test_more_layers_than_the_file_says_are_refused(tmp_path: Path) -> None:
