@@ -1,5 +1,6 @@
 """How a command fails: its exit codes, and the line that says why."""
 
+import re
 import sys
 
 EXIT_FAILED = 1
@@ -12,3 +13,15 @@ def fail(message: str, code: int) -> int:
     """Print why a command failed, as one line; returns the exit code."""
     print(message, file=sys.stderr)
     return code
+
+
+def describe_lost_server(error: Exception, what: str = "the Prefect server does not answer any more") -> str:
+    """What happened to the server and why, without its URL's password; of a temporary one, where its database is."""
+    from prefect.settings import PREFECT_HOME  # takes a second to import
+
+    from flows.command.prefect_server import CONFIGURED_URL
+    from tasks.database.messages import describe_free_space
+
+    reason = " ".join(str(error).split()).partition(" For more information check:")[0].rstrip("- ")
+    home, line = PREFECT_HOME.value(), re.sub(r"(?<=://)[^\s/]+@", "", f"{what}: {reason}")
+    return line if CONFIGURED_URL else f"{line}; its database is in {home}{describe_free_space(home / 'prefect.db')}"

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from prefect.settings import (
 )
 
 from engine.errors import ConfigError
+from flows.command.failure import describe_lost_server
 
 SERVER_SETTINGS = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false"}
 """No usage statistics and no automations, unless the environment sets them."""
@@ -53,15 +53,6 @@ def reachable_server() -> Iterator[None]:
             advice = "; start it, or unset PREFECT_API_URL" if CONFIGURED_URL else ""
             raise ConfigError(describe_lost_server(error, what) + advice) from error
         yield
-
-
-def describe_lost_server(error: Exception, what: str = "the Prefect server does not answer any more") -> str:
-    """What happened to the server and why, without its URL's password; of a temporary one, where its database is."""
-    from tasks.database.messages import describe_free_space  # imports DuckDB, for which the server need not wait
-
-    reason = " ".join(str(error).split()).partition(" For more information check:")[0].rstrip("- ")
-    home, line = PREFECT_HOME.value(), re.sub(r"(?<=://)[^\s/]+@", "", f"{what}: {reason}")
-    return line if CONFIGURED_URL else f"{line}; its database is in {home}{describe_free_space(home / 'prefect.db')}"
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from prefect import Flow
 from prefect.logging.handlers import PrefectConsoleHandler
 
 from engine.errors import BatchloomError, ConfigError
-from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, fail
+from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, describe_lost_server, fail
 from flows.command.options import parse_options
-from flows.command.prefect_server import CONFIGURED_URL, describe_lost_server, reachable_server
+from flows.command.prefect_server import CONFIGURED_URL, reachable_server
 from tasks.runs.run_record import NEEDS_FULL
 
 

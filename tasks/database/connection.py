@@ -21,6 +21,8 @@ CONNECTION_OPTIONS: Mapping[str, str | bool] = {
 }
 """Settings of DuckDB for each connection."""
 
+Names = str | Sequence[str] | Mapping[str, str]  # of identifiers: one, several, or several with their types
+
 NO_DATABASE = "{} cannot be opened: not a valid DuckDB database file; name a DuckDB file, and others with --attach"
 
 
@@ -32,9 +34,7 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def fill_identifiers(
-    sql: str, texts: Mapping[str, str] | None = None, /, **names: str | Sequence[str] | Mapping[str, str]
-) -> str:
+def fill_identifiers(sql: str, texts: Mapping[str, str] | None = None, /, **names: Names) -> str:
     """Replace ``{placeholder}`` in a statement by quoted identifiers, several joined by commas, and ``<placeholder>``
     by its SQL in `texts`.
 
@@ -57,15 +57,10 @@ def fill_identifiers(
 
 
 def execute(
-    connection: duckdb.DuckDBPyConnection,
-    name: str,
-    parameters: Mapping[str, Any] | None = None,
-    /,
-    **identifiers: str | Sequence[str] | Mapping[str, str],
+    connection: duckdb.DuckDBPyConnection, name: str, parameters: Mapping[str, Any] | None = None, /, **names: Names
 ) -> duckdb.DuckDBPyConnection:
-    """Run ``sql/<name>.sql`` with bound parameters. See `fill_identifiers` for identifiers."""
-    text = statement(name)
-    return connection.execute(fill_identifiers(text, **identifiers) if identifiers else text, parameters)
+    """Run ``sql/<name>.sql`` with bound parameters. See `fill_identifiers` for names."""
+    return connection.execute(fill_identifiers(statement(name), **names) if names else statement(name), parameters)
 
 
 def set_connection_options(connection: duckdb.DuckDBPyConnection) -> None:
@@ -165,9 +160,7 @@ def restrict_sql(
     (has_access, reachable), *_ = execute(connection, "settings/external_access").fetchall()
     if not has_access:
         if not set(allowed) <= set(reachable):
-            raise DatabaseError(
-                f"no right to reach {', '.join(allowed)}: close the other connections of this process to the database"
-            )
+            raise DatabaseError(f"no right to reach {', '.join(allowed)}: close this process's other connections to it")
         return
     if attach and is_attaching:
         from tasks.database.attach import attach_all

@@ -208,8 +208,7 @@ def _scale_llama3(frequencies: torch.Tensor, rope: dict[str, Any]) -> torch.Tens
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     wavelengths = 2 * math.pi / frequencies
     kept = ((context / wavelengths - low) / (high - low)).clamp(0, 1)
-    scaled: torch.Tensor = (1 - kept) * frequencies / rope["factor"] + kept * frequencies
-    return scaled
+    return torch.add((1 - kept) * frequencies / rope["factor"], kept * frequencies)
 
 
 def _rotate(heads: torch.Tensor, angles: Angles) -> torch.Tensor:
