@@ -22,7 +22,7 @@ def check_gpus(config: EngineConfig, checkpoint: Path) -> None:
         return
     values = read_sizes(read_json(checkpoint / "config.json"))
     num_q_heads = read_size(values, "num_attention_heads")
-    head_dim = 128 if values.get("model_type") == "qwen3" else read_size(values, "hidden_size") // num_q_heads
+    head_dim = read_size(values, "hidden_size") // num_q_heads
     heads = {"num_q_heads": num_q_heads, "num_kv_heads": read_size(values, "num_key_value_heads", num_q_heads)}
     try:
         check_shape(**heads, head_dim=read_size(values, "head_dim", head_dim), block_size=config.block_size)

@@ -16,11 +16,12 @@ _SCALE_BYTES = 2
 
 def read_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The text model's values under transformers' usual names; its config class adds defaults for all models but those
-    that are plain and say their KV heads. Raises `ModelError` if config.json cannot be used."""
+    that are plain and say their KV heads, Qwen3 also a head's. Raises `ModelError` if config.json cannot be used."""
     values = config.get("text_config", config)
     if not isinstance(values, Mapping):
         raise ModelError(f"config.json: text_config must be an object, got {values!r}")
-    if values.get("model_type") in PLAIN_MODEL_TYPES and "num_key_value_heads" in values:
+    needed = {"num_key_value_heads", "head_dim"} if values.get("model_type") == "qwen3" else {"num_key_value_heads"}
+    if values.get("model_type") in PLAIN_MODEL_TYPES and needed <= values.keys():
         return values
     return values if (text_config := text_config_of(config)) is None else named_sizes(text_config)
 
@@ -65,7 +66,7 @@ def check_shapes(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
         return
     sizes = dict(read_sizes(config))
     num_q_heads, hidden_size = read_size(sizes, "num_attention_heads"), read_size(sizes, "hidden_size")
-    head_dim = read_size(sizes, "head_dim", 128 if sizes["model_type"] == "qwen3" else hidden_size // num_q_heads)
+    head_dim = read_size(sizes, "head_dim", hidden_size // num_q_heads)
     for name in ("num_attention_heads", "num_key_value_heads"):
         sizes[f"{name} x head_dim"] = read_size(sizes, name, num_q_heads) * head_dim
     if num_q_heads % read_size(sizes, "num_key_value_heads", num_q_heads):
