@@ -10,8 +10,7 @@ from engine.model.loading.checkpoint import GGUF_TENSORS, PLAIN_MODEL_TYPES, is_
 
 VALUE_BYTES = {"fp8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
 
-_SCALE_BYTES = 2
-"""Size of a scale in an 8-bit KV cache, which has one per head and token."""
+_SCALE_BYTES = 2  # in an 8-bit KV cache, one per head and token
 
 
 def read_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
