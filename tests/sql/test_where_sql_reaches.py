@@ -204,6 +204,6 @@ def test_a_connection_of_this_process_shares_the_restriction(night: Any, tmp_pat
                 restrict_sql(connection, [tmp_path], {})
         with (
             connect(night.path, read_only=True) as connection,
-            pytest.raises(DatabaseError, match="close the other connections"),
+            pytest.raises(DatabaseError, match="close this process's other connections"),
         ):
             restrict_sql(connection, [Path("/etc")], {})
