@@ -8,7 +8,7 @@ from engine.encoding.families import is_encoder
 from engine.errors import ConfigError
 from engine.kernels.triton.shape import check_shape
 from engine.model.loading.checkpoint import read_json
-from engine.model.loading.config_sizes import read_size, read_sizes
+from engine.model.loading.config_sizes import read_head_dim, read_size, read_sizes
 
 
 def check_gpus(config: EngineConfig, checkpoint: Path) -> None:
@@ -22,10 +22,9 @@ def check_gpus(config: EngineConfig, checkpoint: Path) -> None:
         return
     values = read_sizes(read_json(checkpoint / "config.json"))
     num_q_heads = read_size(values, "num_attention_heads")
-    head_dim = read_size(values, "hidden_size") // num_q_heads
     heads = {"num_q_heads": num_q_heads, "num_kv_heads": read_size(values, "num_key_value_heads", num_q_heads)}
     try:
-        check_shape(**heads, head_dim=read_size(values, "head_dim", head_dim), block_size=config.block_size)
+        check_shape(**heads, head_dim=read_head_dim(values), block_size=config.block_size)
     except ValueError as error:
         if config.attention in ("paged", "relay", "fused") or resolve_device(config.device).type != "cpu":
             raise ConfigError(f"model {str(checkpoint)!r}: attention on a GPU: {error}") from error

@@ -22,7 +22,6 @@ CONNECTION_OPTIONS: Mapping[str, str | bool] = {
 """Settings of DuckDB for each connection."""
 
 Names = str | Sequence[str] | Mapping[str, str]  # of identifiers: one, several, or several with their types
-
 NO_DATABASE = "{} cannot be opened: not a valid DuckDB database file; name a DuckDB file, and others with --attach"
 
 

@@ -32,10 +32,10 @@ def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, 
         "keys": ", ".join(_cast_key(key, types.get(key.lower(), "")) for key in workload.key),
         "rank": fill_identifiers(RANK, rank_within=rank_within, keys=workload.key) if rank_within else "",
     }
-    names = {"view": f"latest_{table}", "table": table, "keys": workload.key}
-    connection.execute(fill_identifiers(statement("schema/create_latest_view"), texts, **names))
-    views = {"view": f"failed_{table}", "latest": f"latest_{table}"}
-    execute(connection, "schema/create_failed_view", **views, keys=workload.key)
+    latest = f"latest_{table}"
+    text = fill_identifiers(statement("schema/create_latest_view"), texts, view=latest, table=table, keys=workload.key)
+    connection.execute(text)
+    execute(connection, "schema/create_failed_view", view=f"failed_{table}", latest=latest, keys=workload.key)
 
 
 def _cast_key(name: str, type_: str) -> str:

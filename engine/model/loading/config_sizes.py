@@ -9,7 +9,6 @@ from engine.model.layer_counts import named_sizes, text_config_of
 from engine.model.loading.checkpoint import GGUF_TENSORS, PLAIN_MODEL_TYPES, is_plain, read_json
 
 VALUE_BYTES = {"fp8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
-
 _SCALE_BYTES = 2  # in an 8-bit KV cache, one per head and token
 
 
@@ -29,8 +28,7 @@ def read_size(values: Mapping[str, Any], name: str, default: int | None = None) 
     """A size, which must be a positive integer; raises `ModelError` if it is not.
 
     Args:
-        values: from `read_sizes`.
-        name: of the size.
+        values, name: values of `read_sizes`, and a name in them.
         default: if the size is absent or null; None: no default.
     """
     value = default if values.get(name) is None else values[name]
@@ -39,12 +37,16 @@ def read_size(values: Mapping[str, Any], name: str, default: int | None = None) 
     return value
 
 
+def read_head_dim(values: Mapping[str, Any]) -> int:
+    """The size of a head, from values of `read_sizes`; raises as `read_size`."""
+    return read_size(values, "head_dim", read_size(values, "hidden_size") // read_size(values, "num_attention_heads"))
+
+
 def find_size(config: Mapping[str, Any], name: str) -> int:
     """A size of the text model in a config.json, or transformers' default, by its usual name; transformers, which takes
     seconds to import, is asked only where config.json has no such key. Raises `ModelError` where neither has one."""
     values = config.get("text_config", config)
-    is_named = isinstance(values, Mapping) and name in values
-    return read_size(values if is_named else read_sizes(config), name)
+    return read_size(values if isinstance(values, Mapping) and name in values else read_sizes(config), name)
 
 
 _OUT, _UP = ("vocab_size", "hidden_size"), ("intermediate_size", "hidden_size")
@@ -64,8 +66,7 @@ def check_shapes(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     if not is_plain(config := read_json(folder / "config.json")) or "quantization_config" in config:
         return
     sizes = dict(read_sizes(config))
-    num_q_heads, hidden_size = read_size(sizes, "num_attention_heads"), read_size(sizes, "hidden_size")
-    head_dim = read_size(sizes, "head_dim", hidden_size // num_q_heads)
+    num_q_heads, head_dim = read_size(sizes, "num_attention_heads"), read_head_dim(sizes)
     for name in ("num_attention_heads", "num_key_value_heads"):
         sizes[f"{name} x head_dim"] = read_size(sizes, name, num_q_heads) * head_dim
     if num_q_heads % read_size(sizes, "num_key_value_heads", num_q_heads):
@@ -81,9 +82,8 @@ def check_shapes(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
 
 def kv_bytes_per_layer(values: Mapping[str, Any], dtype: str) -> int:
     """KV bytes of a token in one layer, from values of `read_sizes` and the KV's dtype, a key of `VALUE_BYTES`."""
-    num_q_heads = read_size(values, "num_attention_heads")
-    head_dim = read_size(values, "head_dim", read_size(values, "hidden_size") // num_q_heads)
-    return 2 * read_size(values, "num_key_value_heads", num_q_heads) * kv_head_bytes(head_dim, VALUE_BYTES[dtype])
+    num_kv_heads = read_size(values, "num_key_value_heads", read_size(values, "num_attention_heads"))
+    return 2 * num_kv_heads * kv_head_bytes(read_head_dim(values), VALUE_BYTES[dtype])
 
 
 def kv_head_bytes(head_dim: int, value_bytes: int) -> int:

@@ -208,7 +208,8 @@ def _scale_llama3(frequencies: torch.Tensor, rope: dict[str, Any]) -> torch.Tens
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     wavelengths = 2 * math.pi / frequencies
     kept = ((context / wavelengths - low) / (high - low)).clamp(0, 1)
-    return torch.add((1 - kept) * frequencies / rope["factor"], kept * frequencies)
+    scaled: torch.Tensor = (1 - kept) * frequencies / rope["factor"] + kept * frequencies
+    return scaled
 
 
 def _rotate(heads: torch.Tensor, angles: Angles) -> torch.Tensor:

@@ -29,7 +29,7 @@ inline Floats number_of(Words words, int64_t i) {
   return Floats(i == 0 ? words << 16 : words & 0xffff0000);
 }
 
-// Else g++ reads them from memory again for each row, and loads take longer than products.
+// Keeps a and b in registers: else g++ reads them from memory again for each row, and loads take longer than products.
 inline void keep_in_registers(Floats& a, Floats& b) {
 #ifdef __x86_64__
   asm("" : "+v"(a), "+v"(b));
