@@ -70,6 +70,17 @@ inline float exp2_negative(float x) {
 typedef float Lanes __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
 
+// A register of floats: code whose sums have to stay in registers uses it in place of Lanes.
+#if defined(__AVX512F__) && !defined(NO_VECTORS)
+constexpr int FLOATS = 16;
+#elif defined(__AVX__)
+constexpr int FLOATS = 8;
+#else
+constexpr int FLOATS = 4;
+#endif
+typedef float Floats __attribute__((vector_size(FLOATS * 4)));
+typedef uint32_t Words __attribute__((vector_size(FLOATS * 4)));
+
 #ifdef HAS_AVX512
 inline __m512 load_16(const bf16* x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
@@ -94,26 +105,23 @@ inline Lanes load_lanes(const bf16* from) {
 
 inline void store_lanes(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof lanes); }
 
-inline void store_lanes(bf16* to, Lanes lanes) {  // to nearest, ties to even; below 2^-126 to zero
+inline void store_floats(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+inline void store_floats(bf16* to, Floats x) {  // to nearest, ties to even; below 2^-126 to zero
 #ifdef HAS_AVX512
-  store_16(to, __m512(lanes));
+  store_16(to, __m512(x));
 #else
-  const Bits bits = Bits(lanes), is_normal = Bits((bits & 0x7f800000) != 0) | 0x80000000;
-  const Bits rounded = ((bits & is_normal) + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  typedef uint16_t Halves __attribute__((vector_size(32)));
-  const Halves halves = __builtin_convertvector(rounded, Halves);
+  const Words words = Words(x), is_normal = Words((words & 0x7f800000) != 0) | 0x80000000;
+  typedef uint16_t Halves __attribute__((vector_size(FLOATS * 2)));
+  const Halves halves =
+      __builtin_convertvector(((words & is_normal) + 0x7fff + ((words >> 16) & 1)) >> 16, Halves);
   std::memcpy(to, &halves, sizeof halves);
 #endif
 }
 
-inline void store_lanes(float* to, Lanes low, Lanes high) { store_lanes(to, low), store_lanes(to + 16, high); }
-
-inline void store_lanes(bf16* to, Lanes low, Lanes high) {
-#ifdef HAS_AVX512
-  store_32(to, __m512(low), __m512(high));
-#else
-  store_lanes(to, low), store_lanes(to + 16, high);
-#endif
+inline void store_lanes(bf16* to, Lanes lanes) {
+  const float* const from = reinterpret_cast<const float*>(&lanes);
+  for (int i = 0; i < 16; i += FLOATS) store_floats(to + i, load_as<Floats>(from + i));
 }
 
 // The sum of all lanes, always in the same order: halves are added to halves.
@@ -129,22 +137,24 @@ inline float sum_lanes(Lanes lanes) {
 #endif
 }
 
-// A register of floats: code whose sums have to stay in registers uses it in place of Lanes.
-#if defined(__AVX512F__) && !defined(NO_VECTORS)
-constexpr int FLOATS = 16;
-#elif defined(__AVX__)
-constexpr int FLOATS = 8;
-#else
-constexpr int FLOATS = 4;
-#endif
-typedef float Floats __attribute__((vector_size(FLOATS * 4)));
-typedef uint32_t Words __attribute__((vector_size(FLOATS * 4)));
-
 inline Floats load_floats(const float* from) { return load_as<Floats>(from); }
 
 inline Floats load_floats(const bf16* from) {
+#ifdef HAS_AVX512  // as in load_lanes
+  return Floats(load_16(from));
+#else
   typedef uint16_t Halves __attribute__((vector_size(FLOATS * 2)));
   return Floats(__builtin_convertvector(load_as<Halves>(from), Words) << 16);
+#endif
+}
+
+// Stores registers at `to` and 16 elements further on.
+template <typename T>
+inline void store_apart(T* to, Floats low, Floats high) {
+#ifdef HAS_AVX512
+  if constexpr (sizeof(T) == 2) return store_32(to, __m512(low), __m512(high));
+#endif
+  store_floats(to, low), store_floats(to + 16, high);
 }
 
 typedef uint64_t Pairs __attribute__((vector_size(FLOATS * 4)));

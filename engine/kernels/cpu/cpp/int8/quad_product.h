@@ -93,10 +93,12 @@ struct QuadOperands {
   }
 };
 
-// The values of integer sums of 16 columns: scaled, plus bias.
-inline Lanes scaled(const int32_t* sums, const QuadWeights& weights, int64_t column, float row_scale) {
-  Lanes x = to_lanes(load_ints(sums)) * load_lanes(weights.scales + column) * row_scale;
-  return weights.bias ? x + load_lanes(weights.bias + column) : x;
+// The values of integer sums, for as many columns as a Vector holds: scaled, plus bias.
+template <typename Vector>
+inline Vector scaled(const int32_t* sums, const QuadWeights& weights, int64_t column, float row_scale) {
+  const auto whole = load_as<decltype(Vector() < Vector())>(sums);
+  const Vector x = __builtin_convertvector(whole, Vector) * load_as<Vector>(weights.scales + column) * row_scale;
+  return weights.bias ? x + load_as<Vector>(weights.bias + column) : x;
 }
 
 inline Floats silu_floats(Floats x) {
@@ -120,16 +122,17 @@ struct QuadsToOutput {
   bool needs(int64_t, int, int64_t) const { return true; }
 
   void operator()(const int32_t* sums, int64_t row, int64_t panel) const {
-    const int64_t column = panel * PANEL;
-    Lanes low = scaled(sums, weights, column, row_scales[row]);
-    Lanes high = scaled(sums + 16, weights, column + 16, row_scales[row]);
-    if (is_gated) return store_lanes(out + row * num_columns + column / 2, by_registers(silu_floats, low) * high);
-    T* to = out + row * num_columns + column;
-    if (residual) {
-      const bf16* from = residual + row * num_columns + column;
-      low += load_lanes(from), high += load_lanes(from + 16);
+    for (int i = 0; i < 16; i += FLOATS) {
+      const int64_t column = panel * PANEL + i, at = row * num_columns + column;
+      Floats low = scaled<Floats>(sums + i, weights, column, row_scales[row]);
+      Floats high = scaled<Floats>(sums + i + 16, weights, column + 16, row_scales[row]);
+      if (is_gated) {
+        store_floats(out + row * num_columns + panel * 16 + i, silu_floats(low) * high);
+        continue;
+      }
+      if (residual) low += load_floats(residual + at), high += load_floats(residual + at + 16);
+      store_apart(out + at, low, high);
     }
-    store_lanes(to, low, high);
   }
 };
 
@@ -139,7 +142,7 @@ struct ScaledSums {
   const float* row_scales;
 
   Lanes operator()(const int32_t* sums, int64_t row, int64_t column) const {
-    return scaled(sums, weights, column, row_scales[row]);
+    return scaled<Lanes>(sums, weights, column, row_scales[row]);
   }
 };
 
