@@ -1,5 +1,6 @@
 """Documentation under test: links lead somewhere, commands exist, SQL runs and gives the columns that are shown."""
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -66,6 +67,15 @@ def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
             assert set(re.findall(r"--[a-z-]+", options)) <= known, f"{name_of(page)}: {flow.name}{options}"
     for name in re.findall(r"(?:^    |`|bin/)batchloom (\w+)", text, re.MULTILINE):
         assert name in COMMANDS, f"{name_of(page)}: batchloom {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_python_blocks_import_is_there(page: Path) -> None:
+    for block in read_blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, name.name) for name in node.names), f"{name_of(page)}: {ast.unparse(node)}"
 
 
 def test_the_page_of_operation_names_every_option_of_a_night(capsys: pytest.CaptureFixture[str]) -> None:

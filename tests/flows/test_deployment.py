@@ -139,7 +139,7 @@ def prefect(server: dict[str, str], folder: Path) -> Callable[..., str]:
         return done.stdout
 
     run("work-pool", "create", "batchloom", "--type", "process")
-    run("deploy", "--all")
+    run("--no-prompt", "deploy", "--all")
     return run
 
 
