@@ -47,8 +47,7 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.read import read
 from tasks.runs.source import Source
 from tasks.storage.artifact import describe_parquet
-from tasks.storage.plan_file import read_partition, read_plan_summary
-from tasks.storage.spread_rows import read_spread_rows
+from tasks.storage.plan_file import read_partition, read_plan_summary, read_spread_rows
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import load_workload
 

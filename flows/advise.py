@@ -29,8 +29,7 @@ def list_jobs(
     workload: str, database: Path | None, model: str | None, attach: Attachments
 ) -> Iterator[tuple[Source, list[Workload], Collection[str]]]:
     """The workloads that are planned together: each batch of a night file, or the one workload; and the names of those
-    whose layout is never chosen. See `advise`. Raises `BatchloomError` if a file, the database or the model cannot be
-    used."""
+    whose layout is never chosen. See `advise`. Raises `BatchloomError` if a file or the model cannot be used."""
     if not _is_night(workload):
         loaded = load_workload(workload)
         if database is None or model is None:

@@ -29,8 +29,7 @@ TRY_SQL = "select query_text, rank, title, round(score, 3) as score from ranked_
 
 
 def find_demo_model() -> Path:
-    """SmolLM2-135M-Instruct as a GGUF file: the one that `make` installed, else that of the installed package. Raises
-    `ModelError` if there is neither."""
+    """SmolLM2-135M-Instruct as a GGUF file that `make` has installed, else of its package; else `ModelError`."""
     beside = _model_folder(MODEL_PACKAGE)
     installed = importlib.util.find_spec(MODEL_PACKAGE)
     packages = [Path(place) for place in (installed.submodule_search_locations or ())] if installed else []
@@ -53,15 +52,12 @@ def _model_folder(package: str) -> Path:
 
 
 def demo(database: Path = Path("demo.duckdb"), model: Path | None = None) -> int:
-    """Build the database, answer it, show answers, evaluate them with gold rows; returns the exit code.
-
-    If the embedding model is installed, documents get embeddings and the nearest pairs are shown.
+    """Build the database, answer it, show answers, evaluate them with gold rows; returns the exit code. With the
+    embedding model installed, documents get embeddings and the nearest pairs are shown.
 
     Args:
         database: DuckDB file; built if it does not exist
         model: checkpoint folder or GGUF file; default: SmolLM2-135M-Instruct
-    Raises:
-        BatchloomError: the demo's contents are missing or the database cannot be used.
     """
     with temporary_server():  # one for all flows
         return _demo(database, model or find_demo_model(), make_console())

@@ -53,9 +53,11 @@ def explain(
     attach: Attachments = (),
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[Forecast]:
-    """Predict what the nightly flow would do with the same parameters, and how long it would take on a device.
+    """Predict what the nightly flow would do with the same parameters, and how long it would take on a device; returns
+    a simulated forecast for each workload, in order, each also an artifact of the flow run.
 
-    Tokens and plan are kept in the database's cache, so the nightly flow does not make them again.
+    Tokens and plan are kept in the database's cache, so the nightly flow does not make them again. Raises
+    `BatchloomError`, which says what parameter is wrong.
 
     Args:
         database: DuckDB file with the input tables; nothing in it is changed.
@@ -70,11 +72,6 @@ def explain(
         planning: how prompts are grouped by shared prefixes, and how large a partition is.
         attach: NAME=PATH of a folder, DuckDB or SQLite file that the SQL of workloads may read under this name.
         lock_timeout_seconds: seconds to wait while another process has the database open.
-
-    Returns:
-        a simulated forecast for each workload, in order; each is also an artifact of the flow run.
-    Raises:
-        BatchloomError: a parameter is wrong; the message says what and where.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path fails here, before a folder is made next to it

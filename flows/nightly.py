@@ -41,7 +41,8 @@ def nightly(
     keep: bool = False,
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[RunSummary]:
-    """Answer the rows that have no answer yet: for each workload read, tokenize, plan, infer, write.
+    """Answer the rows that have no answer yet: for each workload read, tokenize, plan, infer, write. Returns a summary
+    for each workload, in order. Raises `BatchloomError`, which says what cannot be done; answers given before stay.
 
     Args:
         database: DuckDB file with the input tables; the answers are written to it.
@@ -58,12 +59,6 @@ def nightly(
         sample: answer only this many rows of each workload, and show them with a forecast for all rows.
         keep: write the sample's answers, which then count as done; without it nothing is written.
         lock_timeout_seconds: seconds to wait while another process has the database open.
-
-    Returns:
-        a summary for each workload, in order.
-    Raises:
-        BatchloomError: a parameter is wrong or the work cannot be done; the message says what and where. Answers given
-            before stay in the tables.
     """
     is_kept = sample is None or keep
     if (keep and sample is None) or (publish is not None and not is_kept):

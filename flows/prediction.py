@@ -25,11 +25,7 @@ LOGGER = logging.getLogger("batchloom")
 
 
 def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadResult, ArtifactRef | None]:
-    """The stages before `infer`: what was read, and its plan; None if no row needs an answer.
-
-    Args:
-        run: gets the artifacts and the seconds of each stage.
-    """
+    """The stages before `infer`: what was read, and its plan; None if no row needs an answer. See `read_rows`."""
     found = read_rows(source, workload, run)
     if not found.num_selected:
         return found, None
@@ -64,7 +60,6 @@ def predict_night(
 
     Args:
         runs: each run with rows in the plan, and its share of these rows.
-        job, summary: what is computed, and its plan.
         num_answer_tokens: expected length of an answer.
         load_seconds: time until the first step, if there is a deadline.
     """
@@ -102,12 +97,7 @@ def predict_night(
 
 def foresee(night: Night, workload: Workload) -> list[Portion]:
     """The partitions of a step that is answered alone, with their predicted times; none if prompts are not grouped.
-
-    Tokens stay in the database's cache, so the step does not make them again.
-
-    Raises:
-        the error of the stage or of the prediction that failed.
-    """
+    Tokens stay in the database's cache, so the step does not make them again. Raises the error of what failed."""
     source = night.source
     if source.method == "none":
         return []

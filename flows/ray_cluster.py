@@ -26,10 +26,7 @@ from tasks.workers.infer_remote import infer_on_ray
 if TYPE_CHECKING:
     from prefect_ray import RayTaskRunner
 
-SEE_ALL_GPUS = {
-    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-    "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
-}
+SEE_ALL_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1"}
 """Ray hides the GPUs that a task did not get. `tasks.workers.infer_remote.name_device` needs to see them all."""
 
 CONNECT_SECONDS = 10.0
@@ -39,11 +36,8 @@ STOP_SECONDS = 20.0
 
 
 class RayCluster:
-    """A Ray cluster. This process joins it as a driver at the first use, and leaves it at `leave`.
-
-    Args:
-        address: of the cluster's head, ``host:port``, or "auto" for one that this host is part of.
-    """
+    """A Ray cluster. This process joins it as a driver at the first use, and leaves it at `leave`. The address is that
+    of its head, ``host:port``, or "auto" for one that this host is part of."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -60,15 +60,12 @@ class Workers:
     def infer_partitions(
         self, job: InferJob, dispatch_order: Sequence[int], work: PlannedWork, pace: "Pace | None" = None
     ) -> list[ArtifactRef]:
-        """Map `infer` over the partitions, each on the next free engine; returns the parts of all partitions.
-
-        Raises the error of the first partition that failed, or `KeyboardInterrupt` after a stop request. Finished parts
-        stay on disk.
+        """Map `infer` over the partitions, each on the next free engine; returns the parts of all partitions. Raises
+        the error of the first partition that failed, or `KeyboardInterrupt` after a stop request. Finished parts stay.
 
         Args:
             dispatch_order: order in which several engines take the partitions.
-            work: size of all partitions together, for the progress bar.
-            pace: the forecast of a run with a deadline, if there is one.
+            work, pace: for the progress bar, and the forecast of a run with a deadline.
         """
         if not self.are_loaded and self._make_room is not None:
             self._make_room()
@@ -144,7 +141,6 @@ def infer_plan(
     """Predict a long plan, then infer its partitions; returns their parts, or None if the model cannot load in time.
 
     Args:
-        job, summary: what all partitions have in common, and their plan in numbers.
         shares: each run with rows in the plan, and its share of these rows.
         num_answer_tokens: expected length of an answer.
     """

@@ -37,15 +37,12 @@ def explain(
     team: EngineTeam,
     hardware: Hardware,
 ) -> Forecast:
-    """The forecast of one workload, for a team of engines, each on such hardware.
+    """The forecast of one workload, for a team of engines, each on such hardware. Raises `ArtifactError` if a file is
+    not what its reference says, `CapacityError` or `ConfigError` if the device cannot hold or compute the model.
 
     Args:
-        source: of the rows, and of config.json and the tokenizer.
         plan: of the rows found; None if there are none.
         run: the seconds of the earlier stages are in its record; gets those of this one.
-    Raises:
-        ArtifactError: a file is not what its reference says.
-        CapacityError, ConfigError: the device cannot hold the model, or has no rate for its number format.
     """
     forecast = Forecast(
         workload=workload.name,
@@ -73,15 +70,17 @@ def explain(
             codec = TextCodec.load(source.checkpoint) if workload.kind.has_labels else None
             form = RequestForm.of(workload, codec, answer.expected_output_tokens)
             prediction = _simulate(rows, num_prompts, summary, form, answer, team, hardware)
-        with run.measure("simulate a cache"):
-            cached = _count_cached(rows, form, answer, team.engine, hardware)
+        with run.measure("simulate a cache"):  # of blocks, with rows in table order and the same KV memory
+            lru = replace(team.engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0, disaggregation="none")
+            kv_bytes = hardware.kv_bytes(team.engine)
+            cached = hardware.simulate(form.ask(rows), rows.groups(), lru, kv_bytes, answer.num_tokens)
         kept = KeptPrefixes.measure(rows, team.engine, hardware, run.database)
         where = "one partition" if summary.num_partitions == 1 else f"{summary.num_partitions:,} partitions"
         as_run = f"as run, in {where}" + (", without rows that do not fit" if prediction.num_oversized_rows else "")
-        lru = "LRU cache of blocks, table order"
-        counts = {"none": counts.pop("none"), lru: cached, **counts}
+        in_cache = "LRU cache of blocks, table order"
+        counts = {"none": counts.pop("none"), in_cache: cached.num_prompt_tokens, **counts}
         counts[as_run] = prediction.run.num_prompt_tokens  # partitions share nothing; preempted work is repeated
-        num_lost = dict.fromkeys((lru, as_run), prediction.num_oversized_tokens)
+        num_lost = dict.fromkeys((in_cache, as_run), prediction.num_oversized_tokens)
 
     def find_ratio(num_tokens: int) -> float:
         return 1.0 - num_tokens / tree.num_logical_tokens if tree.num_logical_tokens else 0.0
@@ -169,11 +168,3 @@ def _simulate(
         run=run,
         what_ifs=try_settings(simulate, config, kv_bytes, hardware.free_bytes, run, found.partition_seconds),
     )
-
-
-def _count_cached(rows: Plan, form: RequestForm, answer: AnswerLength, engine: EngineConfig, hardware: Hardware) -> int:
-    """Tokens that are computed with an LRU cache of blocks if rows run in table order, with the same KV memory."""
-    config = replace(engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0, disaggregation="none")
-    kv_bytes = hardware.kv_bytes(engine)
-    run = hardware.simulate(form.ask(rows), rows.groups(), config, kv_bytes, answer.num_tokens)
-    return run.num_prompt_tokens

@@ -6,7 +6,7 @@ with each shared prefix once. A worker reads its partition and nothing else.
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,6 @@ def write_plan(
     """Write `target`: the plan of all prompts in `tokens`. Memory holds one range and a few numbers for each group.
 
     Args:
-        method: how prompts are grouped.
         partition_tokens: approximate cost of a partition; see `engine.planning.plan_partitions`.
         num_answer_tokens: expected of each distinct prompt; part of its cost.
         block_size: tokens of a KV block; groups share whole blocks. None: groups share nothing.
@@ -56,13 +55,13 @@ def write_plan(
         ArtifactError: the tokens are not what their reference says, or `target` or its folder cannot be written.
     """
     folder = Path(target).parent
-    groups = _Groups()
+    numbers, sharings = [np.empty((4, 0), np.int64)], list[SharingStats]()
     with ExitStack() as files:
         rows = sort_prompts(files.enter_context(open_parquet(tokens)), folder)
         ranges = plan_ranges(rows, method=method, block_size=block_size, range_tokens=RANGE_TOKENS)
-        split = _split_ranges(ranges, groups, partition_tokens, num_answer_tokens)
+        split = _split_ranges(ranges, numbers, sharings, partition_tokens, num_answer_tokens)
         planned = files.enter_context(spool(split, PLAN_SCHEMA, folder))
-        costs, priorities, num_rows, common_lens = np.concatenate(groups.numbers, axis=1)
+        costs, priorities, num_rows, common_lens = np.concatenate(numbers, axis=1)
         ranks = rank_cheapest_first(costs, priorities, num_rows) if is_cheapest_first else priorities
         partitions = place_groups(costs - whole_blocks(common_lens, block_size), ranks, partition_tokens)
         in_turn = np.argsort(partitions, kind="stable")
@@ -72,16 +71,17 @@ def write_plan(
         costs = np.bincount(partitions, weights=costs - num_shared).astype(np.int64)
         highest = np.full(len(costs), np.iinfo(np.int64).min)
         np.maximum.at(highest, partitions, priorities)
-        num_processed_tokens = groups.sharing.num_processed_tokens - int(num_shared.sum())
+        sharing = {field.name: sum(getattr(each, field.name) for each in sharings) for field in fields(SharingStats)}
+        sharing["num_processed_tokens"] -= int(num_shared.sum())
         summary = PlanSummary(
             num_rows=int(num_rows.sum()),
-            num_groups=groups.num_groups,
+            num_groups=len(num_rows),
             num_partitions=len(costs),
             partition_costs=tuple(costs.tolist()),
             partition_rows=tuple(np.bincount(partitions, weights=num_rows).astype(np.int64).tolist()),
             partition_priorities=tuple(highest.tolist()),
             dispatch_order=tuple(dispatch_order(partitions, costs, ranks)),
-            sharing=replace(groups.sharing, num_processed_tokens=num_processed_tokens),
+            sharing=SharingStats(**sharing),
         )
         batches = _place_rows(planned, partitions, common_lens.astype(np.int32))
         if np.any(np.diff(partitions) < 0):
@@ -92,39 +92,23 @@ def write_plan(
         return write_parquet(target, schema, cut)
 
 
-class _Groups:
-    """Totals over all ranges, and of each range the cost, priority, number of rows, and number of tokens in common with
-    the group before, of each group."""
-
-    def __init__(self) -> None:
-        self.num_groups = 0
-        self.sharing = SharingStats()
-        self.numbers = [np.empty((4, 0), np.int64)]
-
-    def add(self, plan: Plan, sharing: SharingStats, num_answer_tokens: int) -> None:
-        starts = plan.group_starts
-        self.num_groups += len(starts)
-        self.sharing = SharingStats(
-            num_logical_tokens=self.sharing.num_logical_tokens + sharing.num_logical_tokens,
-            num_processed_tokens=self.sharing.num_processed_tokens + plan.num_computed_tokens,
-            num_best_tokens=self.sharing.num_best_tokens + sharing.num_best_tokens,
-        )
-        costs, priorities = group_costs(plan, num_answer_tokens), np.maximum.reduceat(plan.priority, starts)
-        num_rows = np.diff(starts, append=plan.num_rows)
-        self.numbers.append(np.stack([costs, priorities, num_rows, plan.num_common_tokens[starts]]))
-
-
 def _split_ranges(
     ranges: Iterator[tuple[Plan, SharingStats]],
-    groups: _Groups,
+    numbers: list[npt.NDArray[np.int64]],
+    sharings: list[SharingStats],
     partition_tokens: PartitionTokens,
     num_answer_tokens: int,
 ) -> Iterator[pa.RecordBatch]:
-    """The groups of all ranges, numbered on, as batches of `PLAN_SCHEMA`; `_place_rows` sets their partitions."""
+    """The groups of all ranges, numbered on, as batches of `PLAN_SCHEMA`; `_place_rows` sets their partitions. For each
+    range, `numbers` gets the cost, priority, number of rows, and number of tokens in common with the group before, of
+    each group, and `sharings` its tokens."""
     for plan, sharing in ranges:
         split = split_groups(plan, partition_tokens, num_answer_tokens)
-        split = replace(split, group_id=split.group_id + groups.num_groups)
-        groups.add(split, sharing, num_answer_tokens)
+        split = replace(split, group_id=split.group_id + sum(part.shape[1] for part in numbers))
+        starts, costs = split.group_starts, group_costs(split, num_answer_tokens)
+        priorities, num_rows = np.maximum.reduceat(split.priority, starts), np.diff(starts, append=split.num_rows)
+        numbers.append(np.stack([costs, priorities, num_rows, split.num_common_tokens[starts]]))
+        sharings.append(replace(sharing, num_processed_tokens=split.num_computed_tokens))
         yield from plan_batches(split)
 
 

@@ -28,13 +28,8 @@ WAIT_SECONDS = 0.2
 
 def check_target(database: Path, target: Path, attach: Mapping[str, str]) -> None:
     """Check that a copy of the database can be written to `target`: a temporary file is made beside it and deleted.
-
-    Args:
-        attach: name to path of what queries read beside the database.
-    Raises:
-        ConfigError: its folder is missing or takes no file, or it is a folder itself, a file that is no copy, the
-            database, or attached.
-    """
+    Raises `ConfigError` if its folder is missing or takes no file, or it is a folder itself, a file that is no copy,
+    the database, or attached. See `parse_attachments`."""
     if not target.parent.is_dir():
         raise ConfigError(f"publish: no folder {target.parent}")
     if not os.access(target.parent, os.W_OK):
@@ -63,11 +58,7 @@ class _NotReplacedError(Exception):
 
 
 def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> None:
-    """`publish` at the end of a flow.
-
-    Args:
-        is_lenient: the night has failed already: try once, and log an error instead of raising it.
-    """
+    """See `publish`. With `is_lenient` the night has failed already: try once, and log an error instead of raising."""
     task_of_night = publish.with_options(retries=0) if is_lenient else publish
     state = task_of_night(str(database), str(target), return_state=True)
     if state.is_completed() or not is_lenient:
@@ -78,24 +69,25 @@ def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> 
 
 @task(name="publish", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
 def publish(database: str | Path, target: str | Path, *, lock_timeout_seconds: float = 60.0) -> int:
-    """Replace `target` by a copy of the database as it was last committed; returns the copy's size in bytes. It is
-    retried, because a lock or a full disk may not last.
+    """Replace `target` atomically by a copy of the database as it was last committed; returns the copy's size in bytes.
+    It is retried, because a lock or a full disk may not last.
 
     Processes that have the old copy open go on reading it. During the copy others may read the database, but not write
     to it. Do not call this while this process has the database open.
 
     Args:
-        target: file that is replaced atomically.
         lock_timeout_seconds: how long to wait while another process has the database open.
     Raises:
-        DatabaseError: the database is locked for longer than `lock_timeout_seconds`, or a process writes to the copy.
-        OSError: the copy cannot be written; the old one stays.
+        DatabaseError: the database is locked for longer, or a process writes to the copy.
+        ArtifactError: the copy cannot be written; the old one stays.
     """
     database, target = Path(database), Path(target)
     log = target.with_name(f"{target.name}.wal")
     if log.exists():
         raise DatabaseError(f"{log} exists: somebody writes to the published copy; close it and delete {log.name}")
-    _remove_leftovers(target)
+    for path in target.parent.glob(f".{target.name}.*.tmp"):  # of `replace_file`, whose process was killed
+        if re.fullmatch(rf"\.{re.escape(target.name)}\.\d+-[0-9a-f]{{8}}\.tmp", path.name):
+            path.unlink(missing_ok=True)
     deadline = time.monotonic() + lock_timeout_seconds
     while True:
         with connect(database, lock_timeout_seconds=max(0.0, deadline - time.monotonic())) as connection:
@@ -119,10 +111,3 @@ def _keep_writers_out(descriptor: int, database: Path) -> bool:
         return False
     log = database.with_name(f"{database.name}.wal")
     return not log.exists() or log.stat().st_size == 0
-
-
-def _remove_leftovers(target: Path) -> None:
-    """Delete temporary files of `replace_file` whose process was killed."""
-    for path in target.parent.glob(f".{target.name}.*.tmp"):
-        if re.fullmatch(rf"\.{re.escape(target.name)}\.\d+-[0-9a-f]{{8}}\.tmp", path.name):
-            path.unlink(missing_ok=True)

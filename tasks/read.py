@@ -69,10 +69,8 @@ def read(source: Source, workload: Workload, folder: str | Path) -> ReadResult:
     Args:
         source: answers of other models do not count; with `full`, answered rows are read, too, except for later steps
             of a cascade.
-        folder: of the run.
     Raises:
-        DatabaseError: no database, locked, a missing table or column, a priority that is no whole number, or a query
-            that reads a file it may not; the message says which.
+        DatabaseError: as `connect`, `check_requests` and `check_schema`, or the query reads a file that it may not.
         ArtifactError: the folder cannot be written.
     """
     counts, database = {"num_already_done": 0, "num_errors": 0}, source.database
@@ -164,8 +162,7 @@ def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, texts: Sequ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLength:
-    """The expected length of an answer: the mean of `num_earlier_answers`, or the most that the workload allows if
-    there are none."""
+    """The expected length of an answer: the mean of earlier ones, or without any, the most that the workload allows."""
 
     num_tokens: int
     num_earlier_answers: int = 0

@@ -21,6 +21,9 @@ LOGGER = logging.getLogger("batchloom")
 RUN_ID = re.compile(r"\d{8}T\d{6}-[A-Za-z0-9_-]+-[0-9a-f]{6}")
 """What `new_run_id` gives."""
 
+LEFT_FILES = (REQUESTS, "exchange", ".*.tmp")
+"""Files that only an unfinished run has."""
+
 KEEP_DAYS = 7
 """Artifacts in the cache that no run has used for this long are deleted."""
 
@@ -31,12 +34,9 @@ STOP_LOCK_TIMEOUT_SECONDS = 5.0
 
 
 def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
-    """End a run after an exception, which the caller raises again.
-
-    The run becomes "interrupted" if it was stopped from outside (Ctrl-C, a signal, a cancellation), else "failed". A
-    run that failed before it gave a row to the model is discarded: the error says why. Answers that cannot be written
-    now stay in the folder, and the next run of the database writes them. See `recover_runs`.
-    """
+    """End a run after an exception, which the caller raises again. It becomes "interrupted" if it was stopped from
+    outside (Ctrl-C, a signal, a cancellation), else "failed". A run that failed before it gave a row to the model is
+    discarded: the error says why. Answers that cannot be written now are left to the next run. See `recover_runs`."""
     is_failed = isinstance(error, Exception)
     if "requests" not in run.artifacts or (is_failed and not _has_tried_rows(run)):
         _discard(run)
@@ -65,9 +65,8 @@ def recover_runs(database: Path) -> list[Run]:
 
     Call it inside `hold_database`, see `sweep_runs`. A run with damaged artifacts, or with other columns than its
     workload has now, is discarded, so that its rows are answered again. A run whose workload cannot be read, whose
-    exchange is out of reach, or whose answers do not fit the tables, stays as it is. Both are warnings, because
-    tonight's run can do its work. Raises `DatabaseError` if the database is locked, or its file cannot be written,
-    `ArtifactError` if a run's folder cannot.
+    exchange is out of reach, or whose answers do not fit the tables, stays as it is. Both are warnings. Raises
+    `DatabaseError` if the database is locked, or its file cannot be written, `ArtifactError` if a run's folder cannot.
     """
     written = []
     for run in sweep_runs(database):
@@ -121,7 +120,7 @@ def sweep_runs(database: str | Path) -> list[Run]:
             run = Run.load(database, folder)
             if not run.is_written:
                 unfinished.append(run)
-            elif is_ours and _has_work(folder):
+            elif is_ours and any(next(folder.glob(name), None) for name in (*WORK_FOLDERS, *LEFT_FILES)):
                 drop_work(folder)
     return unfinished
 
@@ -143,11 +142,6 @@ def prune_cache(database: str | Path) -> None:
     for path in old:
         if path.name not in needed:
             path.unlink(missing_ok=True)
-
-
-def _has_work(folder: Path) -> bool:
-    is_left = any((folder / name).exists() for name in (*WORK_FOLDERS, REQUESTS, "exchange"))
-    return is_left or any(folder.glob(".*.tmp"))
 
 
 def _has_tried_rows(run: Run) -> bool:

@@ -1,6 +1,7 @@
 """Writes the report of a run: one HTML page in its folder, and its main numbers in Prefect."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from prefect import task
@@ -14,33 +15,27 @@ from tasks.report_page.findings import find_remarkable, key_figures
 from tasks.report_page.page import render_report
 from tasks.runs.run import Run
 from tasks.runs.run_summary import artifact_key
-from tasks.storage.artifact import ArtifactRef, replace_file, runs_folder, writing
+from tasks.storage.artifact import replace_file, runs_folder, writing
 
 
 def write_report(
-    database: str | Path,
-    run_id: str | None = None,
-    page: str | Path | None = None,
-    *,
-    lock_timeout_seconds: float = 30.0,
+    database: str | Path, run_id: str | None = None, page: Path | None = None, *, lock_timeout_seconds: float = 30.0
 ) -> tuple[Path, RunFacts]:
-    """Write the page of a run, completely or not at all, readable by its owner alone. The database is only read.
-    Without the plan that the run's manifest names there are no share degrees.
+    """Write the page of a run, completely or not at all, readable by its owner alone; returns its absolute path, and
+    what it shows. The database is only read. Without the plan that the run's manifest names there are no share degrees.
+    Raises `DatabaseError` if there is no such database, table or run, `ArtifactError` if the page cannot be written.
 
     Args:
         run_id: None for the newest run that had something to do.
         page: the file; None for ``report.html`` in the run's folder.
-    Returns:
-        the absolute path of the page, and what it shows.
-    Raises:
-        DatabaseError: no such database, table or run, or another process holds the database.
-        ArtifactError: the page cannot be written.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds) as connection:
-        run = read_run(connection, run_id)
+        run, plan = read_run(connection, run_id), None
         folder = runs_folder(database) / run.run_id
-        facts = read_run_facts(connection, run, _find_plan(database, folder))
-    path = Path(page) if page is not None else folder / "report.html"
+        with suppress(ArtifactError):
+            plan = Run.load(database, folder).artifacts.get("plan")
+        facts = read_run_facts(connection, run, plan)
+    path = page or folder / "report.html"
     if page is None:
         with writing(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -73,13 +68,6 @@ def summarise(facts: RunFacts) -> str:
     findings = [f"- {_plain(finding)}" for finding in find_remarkable(facts)]
     heading = f"## {_plain(facts.run.workload)}: {facts.run.status}"
     return "\n".join([heading, "", "| | | |", "|---|--:|---|", *rows, "", *findings])
-
-
-def _find_plan(database: str | Path, folder: Path) -> ArtifactRef | None:
-    try:
-        return Run.load(database, folder).artifacts.get("plan")
-    except ArtifactError:
-        return None
 
 
 def _plain(text: str) -> str:

@@ -47,12 +47,7 @@ class AnsweredRow:
 
 @task(name="sample", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def choose_rows(
-    requests: ArtifactRef,
-    tokens: ArtifactRef,
-    plan: ArtifactRef,
-    folder: str,
-    num_rows: int,
-    workload: Workload,
+    requests: ArtifactRef, tokens: ArtifactRef, plan: ArtifactRef, folder: str, num_rows: int, workload: Workload
 ) -> Sample:
     """Write ``requests.parquet`` with `num_rows` rows (all if there are fewer) to the folder of the run that answers
     the sample. Raises `ArtifactError` if an artifact is not what its reference says, or the folder cannot be written.
@@ -62,11 +57,11 @@ def choose_rows(
     """
     for ref in (requests, tokens, plan):
         open_parquet(ref).close()
-    files = {"plan": plan.path, "tokens": tokens.path}
     num_questions = len(workload.kind.suffixes)
+    how = {"num_rows": num_rows, "seed": SEED, "num_questions": num_questions}
     with duckdb.connect() as connection:
-        how = {**files, "num_rows": num_rows, "seed": SEED, "num_questions": num_questions}
-        chosen = execute(connection, "sample/choose_rows", how).fetchall()
+        files = {"plan": plan.path, "tokens": tokens.path}
+        chosen = execute(connection, "sample/choose_rows", files | how).fetchall()
     num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
     row_ids = {"row_ids": [row_id for row_id, _, _ in chosen]}
     sampled = take_requests("sample/take_requests", requests, row_ids, Path(folder) / "requests.parquet")
@@ -76,11 +71,8 @@ def choose_rows(
 def take_requests(
     name: str, requests: ArtifactRef, parameters: Mapping[str, Any], target: Path, **identifiers: Sequence[str]
 ) -> ArtifactRef:
-    """Write `target`: the rows that ``sql/<name>.sql`` takes from a requests artifact, in its columns.
-
-    Args:
-        parameters, identifiers: of the statement, beside $requests, the artifact's path.
-    """
+    """Write `target`: the rows that ``sql/<name>.sql`` takes from a requests artifact, in its columns. Parameters and
+    identifiers are those beside $requests. See `write_parquet`; raises `ArtifactError` as `open_parquet`, too."""
     text = fill_identifiers(statement(name), **identifiers)
     with open_parquet(requests) as file, duckdb.connect() as connection:
         schema = file.schema_arrow

@@ -42,13 +42,11 @@ def tokenize(source: Source, requests: ArtifactRef, workload: Workload) -> Artif
 def write_tokens(
     requests: ArtifactRef, target: str | Path, workload: Workload, checkpoint: str | Path, max_model_len: int
 ) -> ArtifactRef:
-    """Write `target`: the prompts of `requests` as token ids of a model.
+    """Write `target`: the prompts of `requests` as token ids of a model. Raises `ModelError` or `WorkloadError` if the
+    tokenizer cannot be used for this workload, `ArtifactError` as `open_parquet` and `write_parquet`.
 
     Args:
         max_model_len: tokens of the longest prompt plus answer.
-    Raises:
-        ModelError, WorkloadError: the tokenizer cannot be used for this workload; see `check_room`.
-        ArtifactError: the requests are not what their reference says, or `target` cannot be written.
     """
     check_room(workload, max_model_len)
     codec, prompt = TextCodec.load(Path(checkpoint)), workload.prompt
@@ -96,11 +94,8 @@ def tokenize_requests(
     of request ``n`` of row ``r`` is ``r * len(suffixes) + n``.
 
     Args:
-        requests: with the columns row_id, error, row_priority and `columns`.
-        columns: what `encode` needs of each row.
-        encode: gives the token ids of each row's prompt.
-        max_model_len: tokens of the longest prompt plus answer.
-        num_answer_tokens: of these, kept free for the answer.
+        columns: what `encode` needs of each row, beside the columns row_id, error and row_priority.
+        num_answer_tokens: of the longest prompt plus answer, kept free for the answer.
         suffixes: see `AnswerKind.suffixes`; trusted.
     """
     numbers = ["open_questions"] if len(suffixes) > 1 else []
@@ -110,15 +105,12 @@ def tokenize_requests(
         texts = {column: batch.column(column).fill_null("").to_pylist() for column in columns}
         asked = np.array(list(_list_asked(batch, of_rows, numbers)), np.int64).reshape(-1, 2)
         errors = [of_rows[row] for row in asked[:, 0].tolist()]
-        encoded = iter(
-            encode(
-                [
-                    {column: texts[column][row] for column in columns} | {SUFFIX: suffixes[number]}
-                    for (row, number), error in zip(asked.tolist(), errors, strict=True)
-                    if error is None
-                ]
-            )
-        )
+        values = [
+            {column: texts[column][row] for column in columns} | {SUFFIX: suffixes[number]}
+            for (row, number), error in zip(asked.tolist(), errors, strict=True)
+            if error is None
+        ]
+        encoded = iter(encode(values))
         prompts = [next(encoded) if error is None else NO_TOKENS for error in errors]
         for place, prompt in enumerate(prompts):
             errors[place] = errors[place] or _why_impossible(len(prompt), max_model_len, num_answer_tokens)

@@ -31,18 +31,11 @@ FROM_RECORD = (
 
 
 def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 180.0) -> RunSummary:
-    """Replace the run's rows in the database by those of its artifacts, complete parts and step records.
-
-    All in one transaction. Rows with an error in requests or tokens become error rows (finish_reason "invalid"). Rows
-    that no part answers are not written and stay to be done. DuckDB reads the Parquet files itself, so that memory
-    stays bounded. Rows that are written again keep their first created_at.
-
-    Args:
-        run: may have ended before it had tokenized or read; then it has no such artifact.
-        lock_timeout_seconds: how long to wait while another process has the database open.
-    Raises:
-        ArtifactError: an artifact is missing or damaged; it is raised before the database is opened.
-        DatabaseError: locked for longer than `lock_timeout_seconds`, or an error of SQL; nothing is written then.
+    """Replace the run's rows in the database by those of its artifacts, complete parts and step records, in one
+    transaction. Rows with an error in requests or tokens become error rows (finish_reason "invalid"). Rows that no part
+    answers are not written and stay to be done. DuckDB reads the Parquet files itself, so that memory stays bounded.
+    Rows that are written again keep their first created_at. See `connect`; raises `DatabaseError` as it does, and
+    before that `ArtifactError` if an artifact is missing or damaged.
     """
     started = time.perf_counter()
     database, record = run.database, run.record
@@ -91,12 +84,8 @@ def _replace_answers(
     execute(connection, "write/delete_run_rows", this_run, **names)
     if requests is None:
         return
-    row = this_run | {
-        "requests": requests.path,
-        "keys": list(workload.key),
-        "model": run.model,
-        "created_at": created_at,
-    }
+    row = {"requests": requests.path, "keys": list(workload.key), "model": run.model, "created_at": created_at}
+    row |= this_run
     paths = [ref.path for ref in parts]
     refused = (requests,) if kind.question_digests else (requests, tokens)
     errors = {"errors": [ref.path for ref in refused if ref]}

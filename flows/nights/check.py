@@ -25,11 +25,8 @@ from tasks.workloads.workload import Workload
 
 
 def find_problems(plan: NightPlan) -> list[str]:
-    """The errors that would end the night or one of its steps, one line each.
-
-    Checked: where the copy for readers goes, models and their settings, cascades between copies of one model, prompts,
-    labels and room for thoughts with each model's tokenizer, queries with their columns and types, output tables.
-    """
+    """The errors that would end the night or one of its steps, one line each: of the copy for readers, models and their
+    settings, prompts, labels and room for thoughts with each model's tokenizer, queries, output tables."""
     problems: list[str] = []
     if plan.publish is not None:
         try:
@@ -56,17 +53,12 @@ def find_problems(plan: NightPlan) -> list[str]:
 def check_model(
     model: str, config: EngineConfig, workloads: Mapping[str, Workload], machines: WorkerSettings
 ) -> tuple[list[str], dict[str, Workload]]:
-    """Check a model and the workloads that it answers.
+    """The errors of workloads with a model, one line each, and the other workloads, bound to it. Raises
+    `BatchloomError` if the model or a setting cannot be used for any workload.
 
     Args:
-        model: checkpoint folder, GGUF file or hub id.
-        config: of its engine.
+        model, config, machines: checkpoint folder, GGUF file or hub id; of its engine; where it computes.
         workloads: by name of their step.
-        machines: where it computes.
-    Returns:
-        the errors of workloads, one line each, and the other workloads, bound to the model.
-    Raises:
-        BatchloomError: the model or a setting cannot be used for any workload.
     """
     checkpoint = resolve_head(model)
     max_model_len = read_max_model_len(checkpoint, config.max_model_len)

@@ -49,7 +49,8 @@ def night(
     budget: str = "",
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[RunSummary]:
-    """Answer the workloads of a night file, each after those whose answers it reads.
+    """Answer the workloads of a night file, each after those whose answers it reads; returns their summaries, in the
+    order in which they ran.
 
     Args:
         file: the night file.
@@ -57,9 +58,6 @@ def night(
         until: time at which the night ends, such as 06:00; replaces the file's until and budget.
         budget: how long the night may take, such as 90min; replaces the file's until and budget.
         lock_timeout_seconds: seconds to wait while another process has the database open.
-
-    Returns:
-        a summary for each workload, in the order in which they ran.
     Raises:
         ConfigError, WorkloadError: the file is wrong; raised before any work.
         NightError: workloads failed; the others are answered.
@@ -92,17 +90,8 @@ def night(
 
 
 class NightRun:
-    """The engines and the results of a night. One model is in memory, until another one has rows to answer.
-
-    Args:
-        plan: the night file.
-        full: answer all rows again.
-        deadline: Unix time after which no step of an engine begins; None for none.
-
-    Attributes:
-        summaries: of the workloads that did not fail, in the order in which they ran.
-        errors: by name of the workload that failed.
-    """
+    """The engines and the results of a night: summaries in the order of the runs, errors by workload. One model is in
+    memory, until another one has rows to answer. No step of an engine begins after `deadline` (Unix time)."""
 
     def __init__(self, plan: NightPlan, full: bool, deadline: float | None) -> None:
         self._plan = plan
@@ -146,10 +135,8 @@ class NightRun:
         self._least_spare = 0.0 if is_full else LEAST_SPARE * seconds_left
 
     def list_left(self, outcomes: Mapping[str, Outcome]) -> list[Step]:
-        """Steps to take up again: they ended early to leave time for others, and enough of it is left.
-
-        None with `full`: a step would answer the same rows again.
-        """
+        """Steps to take up again: they ended early to leave time for others, and enough of it is left. None with
+        `full`: a step would answer the same rows again."""
         if self._deadline is None or not self._least_spare or self._deadline - time.time() < self._least_spare:
             return []
         left = {name for name, outcome in outcomes.items() if outcome == "left"}
@@ -157,10 +144,7 @@ class NightRun:
         return [replace(step, after=tuple(name for name in step.after if name in left)) for step in steps]
 
     def answer(self, wave: Wave) -> dict[str, Outcome]:
-        """Run a wave's workloads and say how each ended; the others go on if one fails.
-
-        Its deadline leaves the time that is reserved for later steps.
-        """
+        """Run a wave's workloads, in the time that is not reserved for later steps; returns how each ended."""
         night, results = self._use(wave.model), dict[str, RunSummary | Exception]()
         if self._deadline is not None:
             night = replace(night, deadline=begin_wave(wave.steps, self._reserved, self._deadline))

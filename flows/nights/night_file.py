@@ -91,9 +91,7 @@ class NightPlan:
     Attributes:
         tables: as written, for all other settings.
         models: name to checkpoint (folder, file or hub id) and engine settings.
-        steps: the graph, in the order of the file.
-        workloads: by name of the step.
-        cascades: by name of the step, if it belongs to a cascade.
+        steps: the graph, in the order of the file; workloads and cascades are by name of the step.
         attach: name to absolute path of a folder or file that queries may read.
     """
 
@@ -108,13 +106,8 @@ class NightPlan:
 
 
 def load_night(path: Path) -> NightPlan:
-    """Read a night file and the workloads that it names.
-
-    Raises:
-        ConfigError: the file cannot be read, a key is missing, unknown or wrong, a model is not in it, or workloads
-            wait for each other.
-        WorkloadError: a workload's file is wrong.
-    """
+    """Read a night file and the workloads that it names. Raises `ConfigError` if the file, a key or the order of
+    workloads is wrong, `WorkloadError` if a workload's file is."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         tables = NightTables.model_validate(values)
@@ -160,7 +153,8 @@ def load_night(path: Path) -> NightPlan:
 
 
 def _load_workload(folder: Path, table: WorkloadTable) -> Workload:
-    workload = load_workload(_find(folder, table.file))
+    is_shipped = (SHIPPED / f"{table.file}.toml").is_file() and not (folder / table.file).exists()
+    workload = load_workload(table.file if is_shipped else folder / table.file)
     if not table.adapter:
         return workload
     if workload.adapter is not None:
@@ -171,12 +165,6 @@ def _load_workload(folder: Path, table: WorkloadTable) -> Workload:
         return workload.with_adapter(folder / os.path.expanduser(table.adapter))
     except ModelError as error:
         raise ConfigError(f"workload {workload.name!r}: {error}") from error
-
-
-def _find(folder: Path, file: str) -> str | Path:
-    """The path of a workload's file, relative to the night file's folder; else the name of a shipped workload."""
-    is_shipped = (SHIPPED / f"{file}.toml").is_file() and not (folder / file).exists()
-    return file if is_shipped else folder / file
 
 
 def _choose_model(tables: NightTables, workload: str, table: WorkloadTable) -> str:

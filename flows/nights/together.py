@@ -35,15 +35,12 @@ WorkloadRun = tuple[Workload, Run]
 
 
 def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, RunSummary | Exception]:
-    """Answer workloads, of which none reads another's answers, from one plan: a shared prefix is computed once.
+    """Answer workloads, of which none reads another's answers, from one plan: a shared prefix is computed once. Returns
+    by workload its summary, or the error if too many of its rows failed or its answers could not be written. Raises
+    the error of a stage, which ends all runs; answers so far are written.
 
     Each workload has its own run: table, content keys, counts, report. Steps, seconds of planning and inference, the
     plan's saving and the forecast are those of the whole batch. A deadline may leave rows of any workload.
-
-    Returns:
-        by workload its summary, or the error if too many of its rows failed or its answers could not be written.
-    Raises:
-        the error of a stage, which ends all runs; answers so far are written.
     """
     runs: list[WorkloadRun] = []
     workloads = settle_layouts(night.source, workloads)
@@ -123,12 +120,8 @@ def _plan_together(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[A
 def infer_together(
     night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef], plan: ArtifactRef
 ) -> InferJob | None:
-    """Infer the partitions of a joint plan to parts of each run; returns the job, or None if the model cannot load in
-    time. See `infer_plan`.
-
-    Args:
-        tokens, plan: the prompts of each run, and the plan of all.
-    """
+    """Infer the partitions of a joint plan of the prompts of each run to parts of each run; returns the job, or None if
+    the model cannot load in time. See `infer_plan`."""
     source, summary = night.source, read_plan_summary(plan)
     lengths = [read_answer_length(source.database, workload) for workload, _ in runs]
     firsts = find_first_row_ids(tokens)

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from flows.command.run_flow import prepare_console, run_flow
 from tasks.database.connection import connect
-from tasks.evaluation.answering_run import bind_to_answers
 from tasks.evaluation.calibration import Calibration, Method, calibrate_answers
+from tasks.evaluation.evaluation import bind_to_answers
 from tasks.layouts.kept import use_kept
 from tasks.runs.run_summary import artifact_key
 from tasks.workloads.workload import load_workload
@@ -31,7 +31,8 @@ def calibrate(
     method: Method = "auto",
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> Sequence[Calibration]:
-    """Fit a monotone map from each probability to the share of right gold rows; a view has the calibrated values.
+    """Fit a monotone map from each probability to the share of right gold rows, and return the maps; a view has the
+    calibrated values. Raises `BatchloomError`, which says what parameter is wrong or where gold rows are too few.
 
     Args:
         database: DuckDB file with the answers and the gold rows.
@@ -39,11 +40,6 @@ def calibrate(
         gold: table or view with expected values, as for evaluate; a probability needs 50 rows with an answer.
         method: platt: a logistic curve; isotonic: piecewise linear, for many rows; auto: isotonic from 1,000 rows on.
         lock_timeout_seconds: seconds to wait while another process has the database open.
-
-    Returns:
-        the maps.
-    Raises:
-        BatchloomError: a parameter is wrong or there are too few gold rows; the message says what and where.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path fails here, before a folder is made next to it

@@ -19,8 +19,7 @@ def render_sample(
     """The answers and the forecast as tables.
 
     Args:
-        sample, rows: the rows that were chosen, and their answers.
-        forecast: for all rows; None if there is none.
+        rows: the answers of the sample.
         columns: width; 0 is the terminal's.
     """
     page = TextPage(columns)
@@ -74,5 +73,4 @@ def show_value(value: object) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}"
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
+_count = "{:,.0f}".format

@@ -33,13 +33,8 @@ Count = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Bounds:
-    """Bounds of a column's values beyond its type.
-
-    Attributes:
-        max_chars: most characters of each VARCHAR in the type; 0 for any number.
-        pattern: regular expression that each whole VARCHAR matches; empty for none.
-        max_items: most items of each list in the type; 0 for any number.
-    """
+    """Bounds of a column's values beyond its type: most characters of each VARCHAR in it, and most items of each list
+    (0 for any number), and a regular expression that each whole VARCHAR matches (empty for none)."""
 
     max_chars: Count = 0
     pattern: Annotated[str, AfterValidator(check_pattern)] = ""
@@ -55,8 +50,7 @@ class Bounds:
 
 
 def value_grammar(type_: Any, bounds: Bounds) -> str:
-    """An expression in llguidance's Lark syntax for the values of a type, without null; `ValueError` if it is not
-    supported."""
+    """llguidance's Lark expression for the values of a type, without null; `ValueError` if it is not supported."""
     kind = type_.id
     if str(type_) == "VARCHAR":
         return f"(%json {bounds.string_schema})"
@@ -64,8 +58,9 @@ def value_grammar(type_: Any, bounds: Bounds) -> str:
         return _TEXTS[kind]
     if kind in _NUMBERS:
         return _NUMBERS[kind]
-    if kind.removeprefix("u") in _BITS:
-        return f"/{_whole_numbers(_BITS[kind.removeprefix('u')], is_signed=not kind.startswith('u'))}/"
+    if (num_bits := _BITS.get(kind.removeprefix("u"))) is not None:
+        most = 2 ** (num_bits - 1)
+        return f"/{_up_to(2 * most - 1)}/" if kind.startswith("u") else f"/({_up_to(most - 1)}|-{_up_to(most)})/"
     if kind == "decimal":
         (_, precision), (_, scale) = type_.children
         whole = f"(0|[1-9][0-9]{{0,{precision - scale - 1}}})" if precision > scale else "0"
@@ -87,9 +82,9 @@ def value_grammar(type_: Any, bounds: Bounds) -> str:
 
 def object_grammar(values: dict[str, str]) -> str:
     """An expression for a JSON object with these names, in order; `values` maps them to the expressions of values."""
-    parts = []
-    for number, (name, value) in enumerate(values.items()):
-        parts.append(f"{_literal(('{' if number == 0 else ', ') + _literal(name) + ': ')} {value}")
+    starts = ["{", *[", "] * (len(values) - 1)]
+    named = zip(starts, values.items(), strict=True)
+    parts = [f"{_literal(f'{start}{_literal(name)}: ')} {value}" for start, (name, value) in named]
     return f'({" ".join(parts)} "}}")'
 
 
@@ -103,17 +98,12 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # Lark takes no DEL
 
 
-def _whole_numbers(num_bits: int, *, is_signed: bool) -> str:
-    if not is_signed:
-        return _up_to(str(2**num_bits - 1))
-    return f"({_up_to(str(2 ** (num_bits - 1) - 1))}|-{_up_to(str(2 ** (num_bits - 1)))})"
-
-
-def _up_to(most: str) -> str:
+def _up_to(most: int) -> str:
     """A regular expression for the whole numbers from 0 to `most` without leading zeros."""
-    choices = ["0", rf"[1-9][0-9]{{0,{len(most) - 2}}}"]
-    for place, digit in enumerate(most):
+    digits = str(most)
+    choices = ["0", rf"[1-9][0-9]{{0,{len(digits) - 2}}}"]
+    for place, digit in enumerate(digits):
         least = 1 if place == 0 else 0
         if int(digit) > least:
-            choices.append(f"{most[:place]}[{least}-{int(digit) - 1}][0-9]{{{len(most) - 1 - place}}}")
-    return f"({'|'.join([*choices, most])})"
+            choices.append(f"{digits[:place]}[{least}-{int(digit) - 1}][0-9]{{{len(digits) - 1 - place}}}")
+    return f"({'|'.join([*choices, digits])})"

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -49,24 +50,22 @@ def find_labels(type_: str) -> tuple[Literal["boolean", "enum", "score"], tuple[
 
 
 def _check_names(questions: dict[str, "Question"]) -> dict[str, "Question"]:
-    columns = [column.lower() for name, question in questions.items() for column in question.columns(name)]
+    columns = sorted(column.lower() for name, question in questions.items() for column in question.columns(name))
     refuse_if(not questions, "must hold at least one question")
-    bad = [name for name in questions if not (name.strip() and name.isprintable() and len(name) <= 128)]
-    refuse_if(bad, f"must have printable names of at most 128 characters, got {bad[0]!r}" if bad else "")
-    twice = sorted({column for column in columns if columns.count(column) > 1})
-    refuse_if(twice, f"give the column {twice[0]!r} twice" if twice else "")
-    reserved = sorted({*columns}.intersection(RESERVED_COLUMNS))
-    refuse_if(reserved, f"may not give the column {reserved[0]!r}, which batchloom writes itself" if reserved else "")
+    for name in questions:
+        is_name = name.strip() and name.isprintable() and len(name) <= 128
+        refuse_if(not is_name, f"must have printable names of at most 128 characters, got {name!r}")
+    for column, following in pairwise(columns):
+        refuse_if(column == following, f"give the column {column!r} twice")
+    for column in columns:
+        refuse_if(column in RESERVED_COLUMNS, f"may not give the column {column!r}, which batchloom writes itself")
     return questions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Question:
-    """One question about a row.
-
-    Attributes:
-        type: BOOLEAN, ENUM('a', 'b', ...), or SCORE(a, b): the expected value over the whole numbers a to b.
-    """
+    """One question about a row. Its type is BOOLEAN, ENUM('a', 'b', ...), or SCORE(a, b): the expected value over the
+    whole numbers a to b."""
 
     type: Annotated[str, must(find_labels, _EXPECTED)]
     ask: Text
@@ -86,8 +85,7 @@ class Question:
         return {name: "DOUBLE"}
 
     def read(self, name: str, logprobs: Sequence[float]) -> dict[str, Any]:
-        """The values of its `columns`, from natural logarithms of the labels' probabilities, normalised over the
-        labels."""
+        """The values of its `columns`, from natural logarithms of the labels' normalised probabilities."""
         kind, labels = find_labels(self.type)
         probabilities = [math.exp(logprob) for logprob in logprobs]
         if kind == "score":

@@ -26,12 +26,7 @@ def _read_type(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Column(Bounds):
-    """One column of the answer.
-
-    Attributes:
-        type: DuckDB type, spelled as DuckDB does.
-        not_null: the model must give a value even if the text has none.
-    """
+    """One column of the answer, its type spelled as DuckDB does; `not_null`: the model must always give a value."""
 
     type: Annotated[str, AfterValidator(_read_type)]
     ask: str = ""
@@ -65,8 +60,7 @@ Columns = dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class ExtractOutput(Output):
-    """The table ``[output]`` of extracted columns; `answer_column` is the JSON column if the answer has a schema, else
-    empty."""
+    """The table ``[output]`` of extracted columns; an answer with a schema has one JSON column of this name."""
 
     answer_column: Name = ""
 
@@ -85,11 +79,8 @@ class Extraction(SingleRequest):
 
     @property
     def digest_parts(self) -> list[Any]:
-        return [
-            self.decoding.digest_parts,
-            self.schema,
-            [[name, asdict(column)] for name, column in self.asked.items()],
-        ]
+        columns = [[name, asdict(column)] for name, column in self.asked.items()]
+        return [self.decoding.digest_parts, self.schema, columns]
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -123,27 +114,25 @@ class Extraction(SingleRequest):
         """Which answers are allowed."""
         if self.schema:
             return GrammarSource("schema", self.schema)
-        return GrammarSource(
-            "lark", "start: " + object_grammar({n: column.grammar for n, column in self.asked.items()})
-        )
+        columns = object_grammar({name: column.grammar for name, column in self.asked.items()})
+        return GrammarSource("lark", f"start: {columns}")
 
     @property
     def instructions(self) -> str:
         if self.schema:
             return f"Answer with JSON on one line that this JSON schema allows:\n{self.schema}"
-        lines = [f"- {name} ({c.type})" + (f": {c.ask}" if c.ask else "") for name, c in self.asked.items()]
         first = (
             "Answer with one JSON object on one line, with these fields; a field is null where the text does not say:"
         )
+        lines = [f"- {name} ({c.type})" + (f": {c.ask}" if c.ask else "") for name, c in self.asked.items()]
         return "\n".join([first, *lines])
 
     def check(self, key: Sequence[str]) -> None:
         """See `AnswerKind.check`."""
         refuse_if(bool(self.asked) == bool(self.schema), "mode 'extract' needs either [columns] or a schema")
         refuse_if(self.decoding.has_grammar, "[decoding]: pattern and schema belong to mode 'generate'")
-        refuse_if(
-            self.decoding.stop, "[decoding]: stop belongs to mode 'generate': the columns say where an answer ends"
-        )
+        why = "[decoding]: stop belongs to mode 'generate': the columns say where an answer ends"
+        refuse_if(self.decoding.stop, why)
         name = self.output.answer_column
         refuse_if(self.schema and not name.strip(), "[output]: answer_column is missing; expected a string")
         refuse_if(self.asked and name, "[output]: answer_column belongs to a schema; [columns] name their own")

@@ -32,12 +32,11 @@ class AnswerKind:
     """A way to answer rows. Subclasses are frozen pydantic dataclasses whose fields are their TOML keys.
 
     Attributes:
-        mode: its name in a workload's file.
+        mode, thinking: the file's keys of these names.
         is_decoded: answers are decoded token by token, so that their lengths differ.
         has_labels: `ask` calls `encode_labels`, which needs a tokenizer.
         is_pooled: answers are computed from the prompt's hidden states; encoders support no other kinds. Prompts are
             plain text unless the file says otherwise.
-        thinking: the file's key ``thinking``; empty for the chat template's default.
         score_index: the index in `score_labels` of the label whose probability is the score.
     """
 
@@ -137,8 +136,7 @@ class AnswerKind:
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
         """Parameters of `engine.Request`, the same for all rows, for each request that a row makes. `encode_labels` may
-        be called if `has_labels` is true. Raises `ModelError` or `WorkloadError` if the model does not support such
-        requests."""
+        be called if `has_labels` is true. Raises `ModelError` or `WorkloadError` if the model does not support them."""
         raise NotImplementedError
 
     def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:

@@ -16,8 +16,7 @@ NO_DECODING = {"max_new_tokens": 64, "temperature": 0.0, "top_k": 0, "top_p": 1.
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class ScoreOutput(Output):
-    """The table ``[output]`` of scores. `rank_within` is the key column by which rows are grouped and ranked by score;
-    empty for no rank."""
+    """The table ``[output]`` of scores. Rows are ranked by score within the key column `rank_within`, if given."""
 
     rank_within: str = ""
 
@@ -46,10 +45,8 @@ class ScoreKind(AnswerKind):
         return self.output.rank_within
 
     def check(self, key: Sequence[str]) -> None:
-        refuse_if(
-            self.rank_within not in ("", *key),
-            f"[output]: rank_within must be one of the key columns {list(key)}, got {self.rank_within!r}",
-        )
+        why = f"[output]: rank_within must be one of the key columns {list(key)}, got {self.rank_within!r}"
+        refuse_if(self.rank_within not in ("", *key), why)
 
     def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
         logprobs = [float(logprob) for logprob in completion.label_logprobs]

@@ -108,10 +108,6 @@ class TextAnswer(PlainAnswer):
         if self.decoding.has_grammar:
             return constrained_answer(completion, decode)
         token_ids = [int(token) for token in completion.token_ids]
-        return {"answer": _cut(decode(token_ids), self.decoding.stop), "token_ids": token_ids}
-
-
-def _cut(text: str, stop: tuple[str, ...]) -> str:
-    """The text up to the first stop string, without white space around it."""
-    ends = [end for end in (text.find(string) for string in stop) if end >= 0]
-    return text[: min(ends, default=len(text))].strip()
+        text = decode(token_ids)
+        ends = [end for end in map(text.find, self.decoding.stop) if end >= 0]
+        return {"answer": text[: min(ends, default=len(text))].strip(), "token_ids": token_ids}

@@ -21,8 +21,6 @@ Switch = Literal["off", "keep", "drop"]
 
 THINKING_COLUMN = "thinking"
 
-_KEPT_FIELDS = (pa.field(THINKING_COLUMN, pa.string()),)
-
 
 @plain_dataclass(frozen=True, slots=True)
 class ThinkingBudget:
@@ -68,7 +66,7 @@ class _Switched(AnswerKind):
 
     @property
     def part_fields(self) -> Sequence[pa.Field]:
-        return (*super().part_fields, *_KEPT_FIELDS[: self.is_kept])
+        return [*super().part_fields, *([pa.field(THINKING_COLUMN, pa.string())] if self.is_kept else [])]
 
     @property
     def max_answer_tokens(self) -> int:

@@ -36,8 +36,7 @@ Texts = tuple[Annotated[str, Field(min_length=1)], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Output:
-    """The table ``[output]`` of the file; a kind of answer may have more keys. The output table is created if it does
-    not exist."""
+    """The table ``[output]`` of the file; a kind of answer may have more keys."""
 
     table: Annotated[
         Name,

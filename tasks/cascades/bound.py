@@ -10,11 +10,9 @@ class TestedThreshold:
     """The result of the test.
 
     Attributes:
-        threshold: answers of at least this probability are kept; None: no answers are, because the sample is too small
-            or even the surest answers differ too often.
+        threshold: answers of at least this probability are kept; None: no answers are.
         num_allowed: kept answers outside the sample that may differ from the large model's.
-        num_acceptable: most differing rows from the threshold on with which a sample passes the test; None if even a
-            sample without a differing row does not pass.
+        num_acceptable: most differing rows from the threshold on in a sample that passes the test; None if none passes.
         num_disagreed: differing rows from the threshold on in the sample.
     """
 
@@ -40,8 +38,7 @@ def choose_threshold(
     single test: fixed sequence testing, as in Learn then Test (Angelopoulos et al. 2021).
 
     Args:
-        sample: for each row, the first model's probability and whether both models agree; drawn at random from
-            num_rows.
+        sample: of a random row each, the first model's probability and whether both models agree.
         target_agreement, confidence: share, and with which probability it is met, 0 to 1.
     """
     num_outside = num_rows - len(sample)
@@ -59,12 +56,8 @@ def choose_threshold(
 
 def find_most_disagreements(num_rows: int, num_sampled: int, num_allowed: int, error: float) -> int | None:
     """The most disagreements in a sample, drawn without replacement from num_rows, with which the test rejects more
-    than `num_allowed` among all rows. None if even a sample without disagreements is not enough.
-
-    Args:
-        num_allowed: disagreements among all rows, those of the sample included.
-        error: probability with which the rejection may be wrong.
-    """
+    than `num_allowed` among all rows, and errs with probability `error`. None if even a sample without disagreements is
+    not enough. See `choose_threshold`."""
     if num_allowed >= num_rows:
         return num_sampled
     num_bad, total, most = num_allowed + 1, 0.0, None

@@ -25,9 +25,8 @@ class Cascade:
     Attributes:
         to: name of the model that answers the rows of which the workload's own model is unsure.
         below: rows whose answer has a lower probability are unsure. Alternatively:
-        target_agreement: share of the other rows in which both models give the same answer; the threshold is then
-            chosen by a sample that both models answer.
-        confidence: with which the target is met.
+        target_agreement, confidence: share of the other rows in which both models give the same answer, and with which
+            confidence; the threshold is then chosen by a sample that both models answer.
         sample: rows that both models answer; None for as many as the target needs.
     """
 
@@ -62,23 +61,18 @@ class Cascade:
 
 
 def find_probability_columns(workload: Workload) -> Sequence[str]:
-    """Columns with the probabilities of answers; see ``cascade/macro_confidence_of``. Raises `ConfigError` if there are
-    none."""
-    kind = workload.kind
+    """Columns with the probabilities of answers, see ``cascade/macro_confidence_of``; else `ConfigError`."""
+    kind, cannot = workload.kind, f"workload {workload.name!r} cannot have a cascade"
     if "label_logprobs" in kind.columns:
         return ["label_logprobs"]
-    if isinstance(kind, Decisions):
-        scores = [name for name, question in kind.questions.items() if len(question.columns(name)) == 1]
-        if scores:
-            raise ConfigError(
-                f"workload {workload.name!r} cannot have a cascade: the answer to question {scores[0]!r} is an "
-                "expectation, which has no probability; ask it in a workload of its own"
-            )
-        return [column for columns in kind.question_columns for column in columns[1:]]
-    raise ConfigError(
-        f"workload {workload.name!r} cannot have a cascade: answers of mode {kind.mode!r} have no probability; "
-        "those of 'score' and 'decide' have"
-    )
+    if not isinstance(kind, Decisions):
+        why = f"answers of mode {kind.mode!r} have no probability; those of 'score' and 'decide' have"
+        raise ConfigError(f"{cannot}: {why}")
+    for name, columns in zip(kind.questions, kind.question_columns, strict=True):
+        if len(columns) == 1:
+            why = f"the answer to question {name!r} is an expectation, which has no probability"
+            raise ConfigError(f"{cannot}: {why}; ask it in a workload of its own")
+    return [column for columns in kind.question_columns for column in columns[1:]]
 
 
 def find_answer_columns(workload: Workload) -> Sequence[str]:

@@ -20,22 +20,15 @@ from tasks.workloads.workload import Workload
 
 @task(name="certify", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def certify(
-    database: str,
-    workload: Workload,
-    cascade: Cascade,
-    model_digests: tuple[str, str],
-    attach: Mapping[str, str],
+    database: str, workload: Workload, cascade: Cascade, model_digests: tuple[str, str], attach: Mapping[str, str]
 ) -> tuple[float | None, str]:
     """Choose a cascade's threshold by the rows that both models have answered, and keep the certificate, under the
     workload's name. The same answers give the same certificate, which is kept once. Returns the threshold, see
-    `TestedThreshold`, and the certificate as one line.
+    `TestedThreshold`, and the certificate as one line. Raises `DatabaseError` if the query does not run any more.
 
     Args:
         cascade: with a target.
         model_digests: of the first model, and of the model that answers unsure rows.
-        attach: what the workload's query may read beside the database.
-    Raises:
-        DatabaseError: the database is locked, or the query does not run any more.
     """
     assert cascade.target_agreement is not None
     first, second = model_digests
@@ -53,6 +46,9 @@ def certify(
         )
         threshold = {"threshold": found.threshold}
         ((num_sent,),) = execute(connection, "cascade/count_sent_rows", threshold).fetchall()
+        is_small = found.num_acceptable is None or len(sample) == num_rows
+        too_small = f"a sample of {len(sample):,} of {num_rows:,} rows is too small for the bound"
+        reason = too_small if is_small else "even the surest answers differ too often"
         facts: dict[str, Any] = {
             "workload": workload.name,
             "workload_digest": workload.digest,
@@ -65,7 +61,7 @@ def certify(
             "num_agreed": sum(is_same for _, _, is_same in sample),
             "num_sent": num_sent,
             **asdict(found),
-            "reason": "" if found.threshold is not None else _explain(found.num_acceptable, num_rows, len(sample)),
+            "reason": "" if found.threshold is not None else reason,
         }
         content = json.dumps([facts, sample], sort_keys=True).encode()
         certificate = facts | {
@@ -82,7 +78,6 @@ def certify(
 
 
 def _describe(facts: Mapping[str, Any]) -> str:
-    """A certificate as one line, from its columns in the table ``certificates``."""
     agreed = f"both models agree in {facts['num_agreed']:,} of {facts['num_sampled']:,} sampled rows"
     if facts["threshold"] is None:
         return f"{agreed}; {facts['reason']}: all {facts['num_rows']:,} rows go to the large model"
@@ -91,10 +86,3 @@ def _describe(facts: Mapping[str, Any]) -> str:
         f"{facts['threshold']:.4g}, go to the large model; with confidence {facts['confidence']:g} at least "
         f"{facts['target_agreement']:g} of the rows outside the sample have its answer then"
     )
-
-
-def _explain(num_acceptable: int | None, num_rows: int, num_sampled: int) -> str:
-    """Why no answers of the first model are kept."""
-    if num_acceptable is None or num_sampled == num_rows:
-        return f"a sample of {num_sampled:,} of {num_rows:,} rows is too small for the bound"
-    return "even the surest answers differ too often"

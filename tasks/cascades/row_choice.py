@@ -59,10 +59,7 @@ class RowChoice:
 
 
 def take_answers(connection: duckdb.DuckDBPyConnection, workload: Workload, model_digest: str, target: str) -> None:
-    """Create a temporary table of a model's newest answers, with the columns of the workload's table.
-
-    Args:
-        target: its name.
-    """
+    """Create the temporary table `target` of a model's newest answers, with the columns of the workload's table.
+    See `RowChoice.prepare`."""
     table, parameters = workload.output.table, {"model_digest": model_digest}
     execute(connection, "cascade/take_answers", parameters, target=target, table=table, keys=workload.key)

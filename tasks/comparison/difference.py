@@ -1,7 +1,6 @@
 """Compares the answers of two workloads to the same rows: with each other, and with gold rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,13 +41,10 @@ class PromptDiff:
     """Two workloads on the same rows.
 
     Attributes:
-        gold: the table of expected values; empty for none.
-        rows: of the sample, with both answers; empty if the second workload has no rows.
-        changed: those with different answers.
-        agreements: of both answers, by column.
-        differences: of metrics against gold.
-        num_tokens_together: prompt tokens that one batch of both computes.
-        num_tokens_apart: prompt tokens that a batch of each would compute.
+        rows: of the sample, with both answers; empty if the second workload has no rows. `changed` are those among them
+            with different answers.
+        agreements, differences: of both answers, by column; of metrics against gold.
+        num_tokens_together, num_tokens_apart: prompt tokens that one batch of both computes, or a batch of each.
         forecast: for all rows of the second workload; None if the model's cost on the device is not known.
     """
 
@@ -72,23 +68,15 @@ def check_gold(database: str | Path, gold: str, workloads: tuple[Workload, Workl
 
 
 def compare_with_gold(
-    database: str | Path,
-    gold: str,
-    workloads: tuple[Workload, Workload],
-    rows: Sequence[PairedRow],
+    database: str | Path, gold: str, workloads: tuple[Workload, Workload], rows: Sequence[PairedRow]
 ) -> list[Difference]:
-    """Compare both workloads' answers with gold, in memory; the database is only read.
-
-    Args:
-        gold: table or view; see `tasks.evaluation.evaluation.evaluate_answers`.
-        workloads: the first and the second; `rows` has the answers of both.
-    Raises:
-        DatabaseError: gold cannot be used for one of the workloads, or none of its rows is in the sample.
-    """
+    """Compare both workloads' answers with gold, in memory; the database is only read. See `evaluate_answers`; raises
+    `DatabaseError` if gold cannot be used for one of the workloads, or none of its rows is in the sample."""
     with connect(database, read_only=True) as connection:
         gold_types = list_gold_columns(connection, gold)
         gold_rows = connection.sql(statement("compare/read_gold"), params={"gold": gold}).to_arrow_table()
-    with _connect_memory() as memory:
+    with duckdb.connect() as memory:
+        set_connection_options(memory)
         try:
             memory.register("gold_rows", gold_rows)
             execute(memory, "compare/create_gold", columns=gold_types)
@@ -102,17 +90,14 @@ def compare_with_gold(
                 comparison.take_answers(None)
                 comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
                 execute(memory, "schema/drop_table", table=table)  # the other workload may write to the same one
-            found = execute(
-                memory, "compare/differences", {"num_replicates": MOST_REPLICATES, "fewest_rows": FEWEST_ROWS}
-            )
-            return [Difference(**row) for row in fetch_rows(found)]
+            parameters = {"num_replicates": MOST_REPLICATES, "fewest_rows": FEWEST_ROWS}
+            return [Difference(**row) for row in fetch_rows(execute(memory, "compare/differences", parameters))]
         except duckdb.Error as error:
             raise DatabaseError(f"{database}: {explain(error)}") from error
 
 
 def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[PairedRow]) -> list[Metric]:
-    """The agreement of both workloads' answers, with intervals, for each column that both have. Rows count if both
-    workloads have answered them."""
+    """The agreement of both workloads' answers for each column that both have, over rows that both have answered."""
     answered = [row for row in rows if row.first.error is row.second.error is None]
     first = {name.lower(): str(duckdb.sqltype(type_)) for name, type_ in workloads[0].kind.columns.items()}
     second = workloads[1].kind.columns
@@ -121,7 +106,8 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
     if not shared:
         return []
     whole = workloads[1]
-    with _connect_memory() as memory:
+    with duckdb.connect() as memory:
+        set_connection_options(memory)
         for table in (whole.output.table, f"latest_{whole.output.table}"):
             execute(memory, "schema/create_answers", table=table, keys=whole.key, answers=shared)
         for side, name in enumerate(SIDES):
@@ -131,14 +117,6 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
         comparison.take_answers(SIDES[1])
         comparison.compare_with_run(SIDES[0])
         return comparison.measure()
-
-
-@contextmanager
-def _connect_memory() -> Iterator[duckdb.DuckDBPyConnection]:
-    """A database in memory; timestamps are in UTC, as in `connect`."""
-    with duckdb.connect() as memory:
-        set_connection_options(memory)
-        yield memory
 
 
 def _written_types(workload: Workload) -> dict[str, str]:

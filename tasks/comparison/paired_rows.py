@@ -26,19 +26,12 @@ def list_changed(rows: Sequence[PairedRow], kinds: tuple[AnswerKind, AnswerKind]
     """The rows whose two answers differ; probabilities, scores of labels and thoughts are ignored, and so are columns
     that only one workload has, unless both have none in common. `kinds` are those of the first and the second."""
     counted = [{name.lower() for name in kind.columns.keys() - _list_ignored(kind)} for kind in kinds]
-    shared = counted[0] & counted[1]
-    changed = []
-    for row in rows:
-        first, second = (
-            (
-                side.error is not None,
-                {name: value for name, value in list_values(side).items() if name in (shared or own)},
-            )
-            for side, own in zip(row, counted, strict=True)
-        )
-        if first != second:
-            changed.append(row)
-    return changed
+    first, second = (counted[0] & counted[1] or own for own in counted)
+
+    def judge(side: AnsweredRow, names: set[str]) -> object:
+        return side.error is None, {name: value for name, value in list_values(side).items() if name in names}
+
+    return [row for row in rows if judge(row.first, first) != judge(row.second, second)]
 
 
 def list_values(row: AnsweredRow) -> dict[str, Any]:
@@ -70,12 +63,10 @@ def check_comparable(first: Workload, second: Workload) -> None:
 
 @task(name="take_same_rows", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def take_same_rows(workload: Workload, requests: ArtifactRef, chosen: ArtifactRef, target: Path) -> ArtifactRef:
-    """Write `target`: the workload's requests for rows that were chosen from another workload, in their order.
+    """Write `target`: the workload's requests for rows that were chosen from another workload, in their order. See
+    `take_requests`.
 
     Args:
-        requests: of all rows of the workload.
-        chosen: requests of the other workload, numbered from 0.
-    Raises:
-        ArtifactError: the requests are not what their references say, or `target` cannot be written.
+        requests, chosen: of all rows of the workload; of the other workload, numbered from 0.
     """
     return take_requests("compare/take_same_rows", requests, {"chosen": chosen.path}, target, keys=workload.key)

@@ -41,12 +41,9 @@ def parse_attachments(given: Mapping[str, str], base: Path) -> dict[str, str]:
 
 
 def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str]) -> None:
-    """Make each file and folder readable under its name.
-
-    A DuckDB or SQLite file is attached, read-only. In a folder each table file becomes the view
-    ``name.<file without suffix>``, and SQL may read any file below the folder by path. Raises `DatabaseError` if a file
-    is no database, DuckDB lacks the extension that reads it, or two files of a folder would be one view.
-    """
+    """Make each file and folder readable under its name: a DuckDB or SQLite file is attached, read-only; in a folder
+    each table file becomes the view ``name.<file without suffix>``. Raises `DatabaseError` if a file is no database,
+    DuckDB lacks the extension that reads it, or two files of a folder would be one view."""
     set_option(connection, "autoinstall_known_extensions", False)  # a missing one is an error
     for name, path in attach.items():
         check_path(Path(path))

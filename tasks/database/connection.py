@@ -35,12 +35,8 @@ def quote_identifier(name: str) -> str:
 
 def fill_identifiers(sql: str, texts: Mapping[str, str] | None = None, /, **names: Names) -> str:
     """Replace ``{placeholder}`` in a statement by quoted identifiers, several joined by commas, and ``<placeholder>``
-    by its SQL in `texts`.
-
-    ``{placeholder type}`` adds the type to each, for column definitions; a mapping of names to types adds each name's
-    own type. Only identifiers, types and SQL go into a statement this way: values are bound. Raises `KeyError` for a
-    placeholder without a name, and a DuckDB error for an unknown type.
-    """
+    by its SQL in `texts`. ``{placeholder type}`` adds the type to each, for column definitions; a mapping of names to
+    types adds each name's own type. Values are bound instead. Raises a DuckDB error for an unknown type."""
     without_header = re.sub(r"\A(?:--.*\n)+", "", sql)
 
     def quoted(match: re.Match[str]) -> str:
@@ -63,17 +59,12 @@ def execute(
 
 
 def set_connection_options(connection: duckdb.DuckDBPyConnection) -> None:
-    """Set `CONNECTION_OPTIONS`."""
     for name, value in CONNECTION_OPTIONS.items():
         set_option(connection, name, value)
 
 
 def set_option(connection: duckdb.DuckDBPyConnection, name: str, value: str | bool | list[str]) -> None:
-    """Change a setting of DuckDB.
-
-    Args:
-        name, value: as DuckDB documents them; a setting holds for the connection, or for the database in this process.
-    """
+    """Change a setting of DuckDB, of the connection or of the database in this process. See `settings/set`."""
     execute(connection, "settings/set", {"value": value}, setting=name)
 
 
@@ -92,17 +83,15 @@ def connect(
     lock_timeout_seconds: float = 30.0,
     memory_limit: str | None = None,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a database file during the block; DuckDB's errors in the block become `DatabaseError`.
+    """Open a database file during the block; DuckDB's errors in the block become `DatabaseError`, as do a missing file,
+    one of another format, and one that is locked for too long (the message names the process id).
 
-    Waits while another process holds the file. If this process has the file open for writing, a read-only request
-    gets a writing connection: DuckDB allows one kind in a process. Timestamps are in UTC.
+    If this process has the file open for writing, a read-only request gets a writing connection: DuckDB allows one kind
+    in a process. Timestamps are in UTC.
 
     Args:
         create: make the file if it is missing.
-        memory_limit: of DuckDB, as in "2GB"; sorts and joins that need more spill to disk. None is DuckDB's default,
-            80% of the machine's memory.
-    Raises:
-        DatabaseError: no such file, not a DuckDB file, locked (the message names the process id), or an error of SQL.
+        memory_limit: of DuckDB, as in "2GB"; sorts and joins that need more spill to disk.
     """
     connection = _open(Path(path), read_only=read_only, create=create, lock_timeout_seconds=lock_timeout_seconds)
     try:
@@ -142,18 +131,15 @@ def restrict_sql(
     temp_directory: str | Path | None = None,
     is_attaching: bool = True,
 ) -> None:
-    """Restrict SQL to the database and the files named here: no other file, no network, no variable of Python.
-
-    The restriction holds for all connections of this process to the same file, until all of them are closed.
+    """Restrict SQL to the database and the files named here: no other file, no network, no variable of Python. This
+    holds for all connections of this process to the same file, until all of them are closed. Raises `DatabaseError` if
+    a path cannot be attached, or another connection of this process is restricted to other folders.
 
     Args:
         folders, paths: batchloom's own folders and files.
         attach: name to the absolute path of a folder that SQL may read, or of a DuckDB or SQLite file.
         temp_directory: for what exceeds DuckDB's memory limit; None is DuckDB's default, beside the database.
         is_attaching: False: the folders of `attach` may be read by path, but nothing is attached under its names.
-    Raises:
-        DatabaseError: a path in `attach` is missing or cannot be attached, or another connection of this process is
-            restricted to other folders.
     """
     allowed = [f"{path}/" for path in (*map(str, folders), *attach.values()) if not Path(path).is_file()]
     (has_access, reachable), *_ = execute(connection, "settings/external_access").fetchall()

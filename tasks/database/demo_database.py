@@ -44,9 +44,8 @@ class DemoContents:
     """The rows of the demo's database.
 
     Attributes:
-        questions: document name to its questions.
+        questions, kinds: document name to its questions, and to its kind where Python itself proves it.
         searches: text of a search to its candidates' names, in alphabetical order.
-        kinds: document name to the kind of what it describes, for documents where Python itself proves the kind.
         missing: topics that this Python's reference lacks; they are left out of the other attributes.
     """
 
@@ -132,11 +131,9 @@ def _insert(connection: duckdb.DuckDBPyConnection, contents: DemoContents) -> No
 
 
 def read_reference_topic(name: str) -> ReferenceTopic | None:
-    """The topic of this name, or None if this Python's reference lacks it.
-
-    Its body is the beginning of the topic: the first paragraph, and further ones up to `MAX_BODY_CHARS` characters in
-    all. Lines of prose are joined; headings, grammars, version notes, footnotes and references are left out.
-    """
+    """The topic of this name, or None if this Python's reference lacks it. Its body is the first paragraph, and further
+    ones up to `MAX_BODY_CHARS` characters in all. Lines of prose are joined; headings, grammars, version notes,
+    footnotes and references are left out."""
     if name not in topics:
         return None
     text, _, _ = topics[name].partition("-[ Footnotes ]-")

@@ -1,7 +1,6 @@
 """Errors of DuckDB and of the file system as one line."""
 
 import errno
-import os
 import re
 import shutil
 from pathlib import Path
@@ -36,8 +35,7 @@ def is_of_file(error: BaseException) -> bool:
 
 
 def _explain_reach(message: str) -> str:
-    """DuckDB's message about a file that SQL may not read, or about a missing extension, as one line. For a file, the
-    line ends with the setting that would allow it."""
+    """DuckDB's message about a missing extension, or about a file that SQL may not read and how to allow it."""
     if match := re.search(r"install the required extension '(\w+)|Extension \"(\w+)\" is an existing", message):
         return f"DuckDB's extension {match.group(1) or match.group(2)!r} is not loaded here; install it in DuckDB first"
     match = NO_ACCESS.search(message)
@@ -65,9 +63,3 @@ def describe_free_space(path: str | Path) -> str:
         return f"; {shutil.disk_usage(folder).free:,} bytes free in {folder}"
     except OSError:
         return ""
-
-
-def describe_full_disk(path: str | Path, error: duckdb.Error) -> str:
-    """`describe_free_space` if the error is a full disk, else empty."""
-    is_full = any(os.strerror(number) in str(error) for number in DISK_FULL)
-    return describe_free_space(path) if is_full else ""

@@ -1,6 +1,7 @@
 """Opens a DuckDB file that could not be opened at once."""
 
 import logging
+import os
 import re
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import duckdb
 
 from engine.errors import DatabaseError
 from tasks.database.connection import NO_DATABASE
-from tasks.database.messages import describe_full_disk, explain
+from tasks.database.messages import DISK_FULL, describe_free_space, explain
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -26,15 +27,8 @@ OTHER_FILE_MESSAGES = "Cannot launch in-memory database in read-only mode", "sql
 def wait_and_open(
     path: Path, error: duckdb.Error, *, read_only: bool, lock_timeout_seconds: float
 ) -> duckdb.DuckDBPyConnection:
-    """Open a file that could not be opened at once. A wait of more than a second is logged.
-
-    Args:
-        error: why it could not.
-        read_only: a file that this process has open for writing is opened for writing, too.
-        lock_timeout_seconds: to wait while another process holds the file.
-    Raises:
-        DatabaseError: not a DuckDB file, locked (the message names the process id), or not readable.
-    """
+    """Open a file that could not be opened at once, because of `error`. A wait of more than a second is logged.
+    See `connect`; raises as it does."""
     begun, wait_seconds, is_logged = time.monotonic(), 0.02, False
     while True:
         message = str(error)
@@ -46,7 +40,9 @@ def wait_and_open(
             raise DatabaseError(f"{path} cannot be opened: {explain(error)}") from error
         else:
             waited = time.monotonic() - begun
-            locked = f"{path} is locked by {_find_holder(message)}"
+            holder = re.search(r"held in (.+?) \(PID (\d+)\)", message)
+            by = f"process {holder.group(2)} ({holder.group(1)})" if holder else "another user of this process"
+            locked = f"{path} is locked by {by}"
             if waited >= lock_timeout_seconds:
                 raise DatabaseError(f"{locked}; waited {lock_timeout_seconds:g} s") from error
             if waited >= LOG_AFTER_SECONDS and not is_logged:
@@ -69,11 +65,6 @@ def raise_plainly(path: str | Path, error: Exception) -> NoReturn:
     if INTERRUPTED.search(str(error)):
         raise KeyboardInterrupt from error
     if isinstance(error, duckdb.Error):
-        raise DatabaseError(f"{path}: {explain(error)}{describe_full_disk(path, error)}") from error
+        is_full = any(os.strerror(number) in str(error) for number in DISK_FULL)
+        raise DatabaseError(f"{path}: {explain(error)}{describe_free_space(path) if is_full else ''}") from error
     raise error
-
-
-def _find_holder(message: str) -> str:
-    """Who has the file open, from DuckDB's message."""
-    holder = re.search(r"held in (.+?) \(PID (\d+)\)", message)
-    return f"process {holder.group(2)} ({holder.group(1)})" if holder else "another user of this process"

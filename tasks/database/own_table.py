@@ -19,7 +19,7 @@ RANK = """replace (
 
 
 def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, *, is_foreign: bool) -> None:
-    """Create the table if it is missing, and replace its views. See `create_schema` for the parameters."""
+    """Create the table if it is missing, and replace its views. See `create_schema`."""
     table = workload.output.table
     requests_sql, types = f"select * exclude (error) from {quote_identifier(table)}", {}
     if not is_foreign:

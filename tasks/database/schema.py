@@ -34,12 +34,11 @@ def list_relations(connection: duckdb.DuckDBPyConnection) -> dict[str, Relation]
 
 
 def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
-    """Check that a workload's query runs and returns the columns it needs, with a priority of whole numbers.
+    """Raise `DatabaseError` unless a workload's query is one select without parameters, runs, and returns the columns
+    it needs, with a priority of whole numbers.
 
     Args:
         database: its name in messages.
-    Raises:
-        DatabaseError: it does not, or the query is not one select without parameters.
     """
     returned = list_request_columns(connection, workload, database)
     types = {name.lower(): type_ for name, type_ in returned.items()}
@@ -64,12 +63,10 @@ def list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Worklo
 def create_schema(
     connection: duckdb.DuckDBPyConnection, workload: Workload | None = None, *, is_foreign: bool = False
 ) -> None:
-    """Create the tables and views that a workload's run writes to.
-
-    A workload whose output table is in ``schema.sql``, or None, gets all of ``schema.sql``. Any other workload gets
-    ``runs``, ``steps``, ``run_summary``, its own table, and the views ``latest_<table>`` and ``failed_<table>``.
-    Existing tables stay as they are (inputs may be views), but outputs get the columns that an earlier version did not
-    have; views are replaced. DuckDB's errors pass through; `connect` translates them.
+    """Create the tables and views that a workload's run writes to: all of ``schema.sql`` for None or a workload whose
+    output table is there; else ``runs``, ``steps``, ``run_summary``, its own table, and the views ``latest_<table>``
+    and ``failed_<table>``. Existing tables stay as they are (inputs may be views), but outputs get the columns that an
+    earlier version did not have; views are replaced.
 
     Args:
         is_foreign: the workload's query reads files that are attached only while rows are read. Then the latest view
@@ -93,14 +90,8 @@ def create_schema(
 
 
 def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
-    """Check that the workload's answers can be written to the tables that are there.
-
-    Args:
-        database: its name in messages.
-    Raises:
-        DatabaseError: an existing table lacks a column (both are named) or has one of another type, or the user has a
-            table or view of his own under a name that batchloom needs.
-    """
+    """Raise `DatabaseError` if an existing table lacks a column that the workload writes or has one of another type, or
+    the user has a table or view of his own under a name that batchloom needs. See `check_requests`."""
     existing, needed = list_relations(connection), _needed_relations(workload)
     types = {**dict.fromkeys(workload.key, "text"), **workload.kind.columns}
     written = {name.lower(): str(duckdb.sqltype(type_)) for name, type_ in types.items()}
@@ -132,10 +123,6 @@ def _shipped_relations() -> Mapping[str, Relation]:
 @cache
 def _shipped_statements() -> Mapping[str, str]:
     """The statements of ``schema.sql``, in order, by the name of the table or view."""
-    statements = {}
-    for part in duckdb.extract_statements(statement("schema/schema")):
-        match = re.search(r"^create (?:table if not exists|or replace view) (\w+)", part.query, re.MULTILINE)
-        if match is None:
-            raise AssertionError(f"schema.sql holds a statement that makes neither table nor view: {part.query}")
-        statements[match.group(1)] = part.query
-    return statements
+    text = statement("schema/schema")
+    names = re.findall(r"^create (?:table if not exists|or replace view) (\w+)", text, re.MULTILINE)
+    return dict(zip(names, (part.query for part in duckdb.extract_statements(text)), strict=True))

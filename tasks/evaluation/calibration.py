@@ -77,12 +77,9 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
 
     Args:
         gold: table or view; see `tasks.evaluation.evaluation.evaluate_answers`.
-        method: "platt" is a logistic curve over logits, "isotonic" a piecewise linear, rising function; "auto" is
-            isotonic from `FEWEST_ISOTONIC_ROWS` on.
+        method: "platt" is a logistic curve over logits, "isotonic" a piecewise linear, rising function.
     Raises:
-        DatabaseError: a key has the name of a column of the views; gold cannot be used or covers no probability; or for
-            each probability, it has fewer than `FEWEST_ROWS` rows that this workload and model answered, or the same
-            value in all, or larger probabilities are not right more often.
+        DatabaseError: a key has the name of a column of the views, or gold cannot be used for any probability.
         ConfigError: scikit-learn is not installed.
     """
     if taken := [key for key in workload.key if key.lower() in OWN_COLUMNS]:
@@ -98,7 +95,10 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
             raise DatabaseError(f"gold table {gold!r} judges no column that has probabilities")
         for name in ("probability_entries_of", "likeliest_entries_of", "calibrated_probability_of"):
             comparison.execute(f"calibrate/macro_{name}")
-        digests = {"workload_digest": workload.digest, "model_digest": _find_model(comparison, workload)}
+        newest = comparison.execute("calibrate/newest_model", {"workload_digest": workload.digest}).fetchone()
+        if newest is None:
+            raise DatabaseError(f"workload {workload.name!r} as it is now has answered nothing yet")
+        digests = {"workload_digest": workload.digest, "model_digest": str(newest[0])}
         fitted = [each for column in columns for each in _fit_column(comparison, column, digests, method)]
         found = [each for each in fitted if isinstance(each, Calibration)]
         refused = [each for each in fitted if isinstance(each, str)]
@@ -116,15 +116,11 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
 
 
 def fit(probabilities: Values, is_right: Values, method: Method) -> Calibration:
-    """The map of one probability.
+    """The map of one probability. Raises `ValueError` if there are too few rows, the event always or never occurred, or
+    larger probabilities are not right more often.
 
     Args:
-        probabilities: 0 to 1.
-        is_right: 1.0 if the event of the probability occurred, else 0.0.
-        method: see `calibrate_answers`.
-    Raises:
-        ValueError: there are too few rows, the event always or never occurred, or larger probabilities are not right
-            more often.
+        probabilities, is_right: 0 to 1; 1.0 if the event of the probability occurred, else 0.0.
     """
     if len(probabilities) < FEWEST_ROWS:
         answered = f"{len(probabilities)} rows that this workload and model answered"
@@ -185,13 +181,6 @@ def _fit_column(
         of_labels = "" if without == [None] else f" of {', '.join(map(repr, without))}"
         found.append(f"{name}{of_labels}: {reason}")
     return found
-
-
-def _find_model(comparison: Comparison, workload: Workload) -> str:
-    found = comparison.execute("calibrate/newest_model", {"workload_digest": workload.digest}).fetchone()
-    if found is None:
-        raise DatabaseError(f"workload {workload.name!r} as it is now has answered nothing yet")
-    return str(found[0])
 
 
 def _create_views(comparison: Comparison, workload: Workload, columns: Sequence[ComparedColumn], database: str) -> None:

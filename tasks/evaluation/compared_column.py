@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import duckdb
@@ -28,8 +29,7 @@ class ComparedColumn:
 
     Attributes:
         name, expected: the answers' column, and the column of gold.
-        kind: of the values: "label" (one of a few names), "text", "number", "probability" of an event, "rank" within a
-            group, or "value" (anything else that is equal or not).
+        kind: of the values; a "label" is one of a few names, a "value" anything else that is equal or not.
         probability: the answers' column with the model's probabilities; empty for none.
         labels: allowed labels of gold; empty for any.
         true_label: for a probability or a rank that is compared with labels, the label that counts as true; None if
@@ -58,13 +58,12 @@ def list_gold_columns(connection: duckdb.DuckDBPyConnection, gold: str) -> dict[
 def match_columns(
     workload: Workload, gold: str, gold_types: Mapping[str, str], answer_types: Mapping[str, str]
 ) -> list[ComparedColumn]:
-    """The columns to compare, matched by name.
+    """The columns to compare, matched by name. Raises `DatabaseError` if gold lacks a column of the key, has a column
+    that is not answered, or has only the key.
 
     Args:
         gold, gold_types: name of the table of gold rows, for messages, and its columns with their types.
         answer_types: columns and types of the workload's view of newest answers.
-    Raises:
-        DatabaseError: gold lacks a column of the key, has a column that is not answered, or has only the key.
     """
     key = [name.lower() for name in workload.key]
     gold_columns = {name.lower(): name for name in gold_types}
@@ -113,14 +112,13 @@ def _compare_labels(workload: Workload, gold_columns: Mapping[str, str], ranks: 
     found = []
     labels, label = workload.kind.score_labels, gold_columns.get("label")
     true_label = labels[workload.kind.score_index] if labels and label else None
-    if label and true_label and "score" not in gold_columns:
-        found.append(
-            ComparedColumn(name="score", expected=label, kind="probability", labels=labels, true_label=true_label)
-        )
+    make = partial(ComparedColumn, expected=label or "", labels=labels, true_label=true_label)
+    if true_label and "score" not in gold_columns:
+        found.append(make(name="score", kind="probability"))
     if ranks and RELEVANCE in gold_columns:
         found.append(ComparedColumn(name=ranks, expected=gold_columns[RELEVANCE], kind="rank"))
-    elif ranks and label and true_label:
-        found.append(ComparedColumn(name=ranks, expected=label, kind="rank", labels=labels, true_label=true_label))
+    elif ranks and true_label:
+        found.append(make(name=ranks, kind="rank"))
     return found
 
 
@@ -145,10 +143,12 @@ def _compare(
 
 
 def _kind_of(answer_type: str, gold_type: str, *, is_chosen: bool) -> Kind:
+    if answer_type.endswith("]"):
+        return "value"
     if answer_type in NUMBER_TYPES or answer_type.startswith("DECIMAL"):
-        return "number" if not answer_type.endswith("]") else "value"
+        return "number"
     if answer_type == "BOOLEAN" or answer_type.startswith("ENUM"):
-        return "label" if not answer_type.endswith("]") else "value"
+        return "label"
     if answer_type == "VARCHAR":
         return "label" if is_chosen or gold_type.startswith("ENUM") else "text"
     return "value"

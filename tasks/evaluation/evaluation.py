@@ -16,6 +16,7 @@ from tasks.database.existing_tables import check_own_view
 from tasks.database.schema import list_relations
 from tasks.evaluation.compared_column import ComparedColumn, list_columns, list_gold_columns, match_columns
 from tasks.runs.run import new_run_id
+from tasks.workloads.model_use import bind_again
 from tasks.workloads.workload import Workload
 
 CREATED = ("evaluations", "evaluated_rows", "evaluation_metrics", "latest_view", "confusion_view", "calibration_view")
@@ -40,13 +41,8 @@ GOLD = "gold"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A metric of an evaluation; a row of the table ``evaluation_metrics``.
-
-    Attributes:
-        reference: "gold", or the id of the run that the answers were compared with.
-        label: None for the column as a whole.
-        low, high: 95% confidence interval; None if there are too few rows for one.
-    """
+    """A metric of an evaluation; a row of the table ``evaluation_metrics``. The reference is "gold", or the id of the
+    run that the answers were compared with; `low` and `high` are a 95% confidence interval, None with too few rows."""
 
     reference: str
     column_name: str
@@ -63,9 +59,8 @@ class Evaluation:
     """What was compared, and the metrics.
 
     Attributes:
-        gold: the table of expected values; empty if only two runs were compared.
+        gold, against: the table of expected values, and the id of the run that is compared with; empty for none.
         answers: "newest", or the id of the run whose answers were evaluated.
-        against: the id of the run that they were compared with; empty for none.
         run_id: of the newest answer compared.
         num_gold_rows: the sum of num_ok, num_errors and num_unanswered.
     """
@@ -83,6 +78,20 @@ class Evaluation:
     metrics: Sequence[Metric] = field(default=())
 
 
+def bind_to_answers(database: str | Path, workload: Workload, run_id: str | None = None) -> Workload:
+    """The workload with the adapter of its newest answer (of a run, or of any), and with the settings that the model of
+    this answer decides, such as the labels of a classification head. Without an answer it stays as it is.
+    See `bind_again`; raises `ModelError` as it does, or if the adapter is gone."""
+    table = workload.output.table
+    with connect(database, read_only=True) as connection:
+        if not {table.lower(), "runs"} <= list_relations(connection).keys():
+            return workload
+        found = execute(connection, "gold/newest_run", {"run_id": run_id}, table=table).fetchall()
+    for model, model_digest, adapter in found:
+        workload = bind_again(workload.with_adapter(adapter and Path(adapter)), model, model_digest)
+    return workload
+
+
 @task(name="evaluate", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def evaluate_answers(
     database: str | Path,
@@ -96,14 +105,12 @@ def evaluate_answers(
     """Compare the answers of a workload, and keep all comparisons and metrics in the database, in one transaction.
 
     Args:
-        gold: table or view, named as in SQL, with the workload's key and columns named like those of the answers; None
-            for none.
+        gold: table or view, named as in SQL, with the workload's key and columns named like those of the answers.
         run_id: of the answers; None for the newest answer of each row that the workload's query still returns.
         against: another run, with whose answers the same rows are compared.
         k: ranks that count for nDCG.
     Raises:
-        DatabaseError: no such table, run or answers; or gold lacks a column of the key, has a column that is not
-            answered, two rows with one key, a value that cannot be an answer, or no key that was answered.
+        DatabaseError: no such table, run or answers; or gold has a column, a key or a value that cannot be compared.
     """
     if gold is None and against is None:
         raise DatabaseError("nothing to compare the answers with: give --gold TABLE or --against RUN_ID")
@@ -188,11 +195,7 @@ class Comparison:
         return columns
 
     def compare_with_gold(self, gold: str, k: int, copy: str | None = None) -> None:
-        """Insert rows with each expected value and its answer.
-
-        Args:
-            gold, copy, k: see `read_gold` and `evaluate_answers`.
-        """
+        """Insert rows with each expected value and its answer. See `read_gold` and `evaluate_answers`."""
         for column in self.read_gold(gold, copy):
             given: dict[str, Any] = {**self._this, "column": column.name, "true_label": column.true_label}
             if column.kind == "rank":

@@ -10,13 +10,8 @@ from tasks.evaluation.evaluation import GOLD, Metric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """A bound for a metric.
-
-    Attributes:
-        column_name: of the answers; empty for each column that has the metric.
-        label: of the metric; empty for the column as a whole.
-        bound, is_least: the least allowed value, or the largest.
-    """
+    """The least allowed value of a metric, or the largest. An empty column stands for each column that has the metric,
+    an empty label for the column as a whole."""
 
     metric: str
     column_name: str = ""
@@ -26,8 +21,7 @@ class Threshold:
 
     @classmethod
     def parse(cls, text: str, *, is_least: bool) -> "Threshold":
-        """Parse ``[COLUMN.]METRIC[.LABEL]=VALUE``; a label needs its column. Raises `ConfigError` for any other
-        form."""
+        """Parse ``[COLUMN.]METRIC[.LABEL]=VALUE``; a label needs its column. `ConfigError` for any other form."""
         name, _, value = text.rpartition("=")
         parts = name.split(".", 2)
         try:
@@ -48,10 +42,12 @@ class Threshold:
             known = sorted({".".join(filter(None, names)) for names in named if bool(names[2]) == bool(self.label)})
             name = ".".join(filter(None, (self.column_name, self.metric, self.label)))
             raise ConfigError(f"no metric {name!r} was computed; there are {', '.join(known)}")
+        missed = [each for each in found if (each.value < self.bound if self.is_least else each.value > self.bound)]
+        labels = ["" if each.label is None else f" of {each.label!r}" for each in missed]
+        side = f"{'below' if self.is_least else 'above'} {self.bound:g}"
         return [
-            f"{_describe(each)} is {each.value:.4g}, {'below' if self.is_least else 'above'} {self.bound:g}"
-            for each in found
-            if (each.value < self.bound if self.is_least else each.value > self.bound)
+            f"{each.metric}{label} in {each.column_name} is {each.value:.4g}, {side}"
+            for each, label in zip(missed, labels, strict=True)
         ]
 
     def _names(self, each: Metric) -> bool:
@@ -59,9 +55,3 @@ class Threshold:
         is_right_reference = each.reference == GOLD or each.metric == "agreement"
         is_named = (each.metric, each.label or "") == (self.metric, self.label)
         return is_right_reference and is_named and self.column_name.lower() in ("", each.column_name.lower())
-
-
-def _describe(each: Metric) -> str:
-    """A metric in words, such as ``recall of 'billing' in topic``."""
-    label = "" if each.label is None else f" of {each.label!r}"
-    return f"{each.metric}{label} in {each.column_name}"

@@ -30,9 +30,8 @@ def try_settings(
 
     Args:
         simulate: takes a configuration, bytes of KV, a first partition, and how many partitions from it on are joined.
-        config, kv_bytes: the present configuration and KV memory.
         most_kv_bytes: memory that the device has for KV; twice the KV memory is tried only where it fits.
-        run, partition_seconds: the simulation of all partitions with both, and of each.
+        run, partition_seconds: the simulation of all partitions as they are, and of each.
     """
     busy = [partition for partition, seconds in enumerate(partition_seconds) if seconds]  # not of oversized rows alone
     if not busy:
@@ -87,26 +86,19 @@ def advise(
             f"{best_saving_ratio - planned:.0%} of the prompt tokens are shared, too, but within blocks or on deeper "
             f"levels than the plan uses: a smaller --block-size reaches more of them."
         )
-    if planned - run >= LEAST_GAIN and not prediction.run.num_preempted_requests:
-        sentences.append(
-            f"{planned - run:.0%} of the prompt tokens are computed by several partitions each: raise "
-            f"--partition-tokens."
-        )
+    num_lost, num_oversized = prediction.run.num_preempted_requests, prediction.num_oversized_rows
+    if planned - run >= LEAST_GAIN and not num_lost:
+        what = f"{planned - run:.0%} of the prompt tokens are computed by several partitions each"
+        sentences.append(f"{what}: raise --partition-tokens.")
     busy_share = prediction.run.seconds / (prediction.num_engines * prediction.seconds) if prediction.seconds else 1.0
     if (idle_share := 1 - busy_share) >= LEAST_GAIN:
-        sentences.append(
-            f"The {prediction.num_engines} engines have nothing to do for {idle_share:.0%} of their time: lower "
-            f"--partition-tokens, or use fewer."
-        )
-    if prediction.num_oversized_rows:
-        sentences.append(
-            f"{prediction.num_oversized_rows:,} rows need more KV memory than there is: raise --kv-memory."
-        )
-    if prediction.run.num_preempted_requests:
-        sentences.append(
-            f"{prediction.run.num_preempted_requests:,} requests lose their KV before they are answered: "
-            f"raise --output-reserve or --kv-memory."
-        )
+        what = f"The {prediction.num_engines} engines have nothing to do for {idle_share:.0%} of their time"
+        sentences.append(f"{what}: lower --partition-tokens, or use fewer.")
+    if num_oversized:
+        sentences.append(f"{num_oversized:,} rows need more KV memory than there is: raise --kv-memory.")
+    if num_lost:
+        what = f"{num_lost:,} requests lose their KV before they are answered"
+        sentences.append(f"{what}: raise --output-reserve or --kv-memory.")
     return tuple(sentences)
 
 

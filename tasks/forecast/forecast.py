@@ -46,9 +46,7 @@ class SharingShape:
         num_tree_nodes: nodes of the tree where different prompts part, without the root.
         levels: of the distinct prompts: the number of such nodes on the path to each.
         num_groups: groups of the plan, those of a single prompt included.
-        num_sharing_groups: groups whose prefix two or more prompts share.
-        share_degree: of these groups: the number of distinct prompts.
-        prefix_tokens: of these groups: the tokens of the prefix.
+        num_sharing_groups: groups with a prefix, each with `share_degree` distinct prompts and `prefix_tokens`.
     """
 
     num_tree_nodes: int
@@ -62,9 +60,8 @@ class SharingShape:
 def measure_shape(tree: PrefixTree, groups: Sequence[PrefixGroup]) -> SharingShape:
     """Measure the tree, and the groups of a plan of the same prompts."""
     node_levels = np.zeros(tree.num_nodes, dtype=np.int64)
-    for node, parent in enumerate(tree.node_parents.tolist()):
-        if node:
-            node_levels[node] = node_levels[parent] + 1
+    for node, parent in enumerate(tree.node_parents.tolist()[1:], start=1):
+        node_levels[node] = node_levels[parent] + 1
     sharing = [group for group in groups if len(group.prefix)]
     return SharingShape(
         num_tree_nodes=tree.num_nodes - 1,
@@ -78,8 +75,7 @@ def measure_shape(tree: PrefixTree, groups: Sequence[PrefixGroup]) -> SharingSha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingPolicy:
-    """A way to share prefixes: the prompt tokens that it computes, and the token saving ratio (Eq. 2 of BatchLLM, 0 to
-    1)."""
+    """A way to share prefixes: the prompt tokens that it computes, and the token saving ratio (Eq. 2 of BatchLLM)."""
 
     name: str
     num_processed_tokens: int
@@ -121,9 +117,7 @@ class Prediction:
     """A simulated run.
 
     Attributes:
-        dtype: of weights and KV.
         num_oversized_rows: rows that do not fit into the KV budget even alone; they become error rows.
-        num_oversized_tokens: of their prompts.
         num_engines: engines that run in parallel, each on such a device.
         seconds: until the last engine is done.
         run: steps, tokens and times, of all engines together.
@@ -148,10 +142,8 @@ class KeptPrefixes:
     """KV of shared prefixes that a later night over the same documents would read from disk; see `EngineConfig`.
 
     Attributes:
-        num_tokens: of the prefixes that prompts of the plan share.
-        num_bytes: of their KV.
-        compute_seconds: to compute their linear layers on the device.
-        read_seconds: to read them from the database's disk, at the rate measured now, and check their digests.
+        compute_seconds: to compute the linear layers of these tokens on the device.
+        read_seconds: to read their KV from the database's disk, at the rate measured now, and check its digests.
         budget_bytes: that `keep_prefixes` allows; 0: nothing is kept.
     """
 
@@ -165,13 +157,9 @@ class KeptPrefixes:
     def measure(
         cls, rows: Plan, config: EngineConfig, hardware: Hardware, database: str | Path
     ) -> "KeptPrefixes | None":
-        """Compare computing the shared prefixes of a plan with reading their KV from the database's disk. None if the
-        rows share nothing, the engine cannot keep KV, or the disk cannot be measured.
-
-        Args:
-            rows, hardware: the plan, and the device whose rates give the time to compute.
-            database: KV is kept beside it.
-        """
+        """Compare computing the shared prefixes of a plan with reading their KV from the disk of the database, beside
+        which it is kept. None if the rows share nothing, the engine cannot keep KV, or the disk cannot be measured.
+        See `Hardware`."""
         if config.sharing in ("lru", "none") or config.disaggregation != "none" or hardware.shape.kept_windows:
             return None
         shared = [len(group.prefix) for group in rows.groups() if len(group.prefix) >= config.block_size]
@@ -199,18 +187,14 @@ class Forecast:
 
     Attributes:
         label: always "simulated": the model computed none of these numbers.
-        num_rows: rows to answer, those with an error included.
+        num_rows: rows to answer, those included that cannot be answered, and those whose prompt equals another row's.
         num_already_done: rows that earlier runs answered; they are not planned.
-        num_error_rows: of num_rows: rows that cannot be answered.
-        num_duplicates: of num_rows: rows whose prompt equals another row's; it is computed once.
         num_prompt_tokens: of all rows without an error.
         policies: ways to share: none, an LRU cache of blocks (simulated), identical prompts once, the plans, and last
             the plan in partitions, as it runs.
         best_saving_ratio: the best that any sharing of prefixes could reach.
         field_orders: best first; empty if the template has one field or too many.
-        prediction: None if there is nothing to run.
-        kept_prefixes: what keeping KV on disk would bring; None if prompts share nothing.
-        advice: sentences; empty if no change would help.
+        prediction, kept_prefixes: None if there is nothing to run, or prompts share nothing.
         seconds: that each stage of the explanation took.
     """
 

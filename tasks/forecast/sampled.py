@@ -44,7 +44,6 @@ class SampledForecast:
     """The forecast for answering all rows.
 
     Attributes:
-        num_rows: all rows, from which the sample was chosen.
         seconds: of inference: simulated with the sample's answer length, times `speed_ratio`.
         speed_ratio: real over simulated time of the sample's steps.
         peak_kv_bytes: the most KV that a step uses, of `kv_budget_bytes`, on each engine.
@@ -72,23 +71,16 @@ class AnsweredSample:
 
 @task(name="forecast", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def forecast_whole(
-    plan: ArtifactRef,
-    workload: Workload,
-    output_tokens: Sequence[int],
-    sample: AnsweredSample,
-    team: EngineTeam,
+    plan: ArtifactRef, workload: Workload, output_tokens: Sequence[int], sample: AnsweredSample, team: EngineTeam
 ) -> SampledForecast:
     """Simulate all rows with the sample's answer length, and correct the time by the sample's real step times.
 
     The intervals cover the chance in the sample: lengths of its answers and times of its steps. They do not cover the
-    error of simulating many rows instead of few.
+    error of simulating many rows instead of few. Raises as `predict_run`.
 
     Args:
         plan, workload: of all rows, and what they ask.
         output_tokens: of each answer in the sample.
-    Raises:
-        ArtifactError: a plan is not what its reference says.
-        CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
     """
     hardware = choose_hardware(Path(sample.job.checkpoint), team)
     whole = read_plan_summary(plan)
@@ -98,8 +90,8 @@ def forecast_whole(
         num_answer_tokens = max(1, round(num_tokens))
         expected = num_answer_tokens if output_tokens else None
         members = tuple(replace(member, expected_output_tokens=expected) for member in job.members)
-        job = replace(job, members=members)
-        return predict_run.fn(job, read_plan_summary(job.plan), num_answer_tokens, team, hardware=hardware)
+        summary = read_plan_summary(job.plan)
+        return predict_run.fn(replace(job, members=members), summary, num_answer_tokens, team, hardware=hardware)
 
     simulated = simulate(sample.job, sum(sample.output_tokens) / max(1, len(sample.output_tokens)))
     ratio = _compare_speed(sample.steps, simulated["step_seconds"])
@@ -120,12 +112,8 @@ def forecast_whole(
 
 
 def mean_of(values: npt.NDArray[np.float64], num_all: int, most: int) -> Estimate:
-    """The mean of a population of num_all from a sample without replacement; no interval from fewer than two values,
-    and none from all.
-
-    Args:
-        most: the largest possible value, at least 1.
-    """
+    """The mean of a population of num_all from a sample without replacement, of values from 1 to `most`; no interval
+    from fewer than two values, and none from all. See `Estimate`."""
     if not len(values):
         return Estimate(value=float(most))
     mean = float(values.mean())

@@ -23,12 +23,11 @@ LEAST_GAIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutCost:
-    """A layout of the prompts and its cost.
+    """A layout of the prompts and the prompt tokens that one plan of all rows computes.
 
     Attributes:
         name: "as written", "kept", "one order" (the best one for all rows of a workload), "order per row", or an order.
         orders: of each workload, the labels of its parts, first to last; empty if its parts cannot move.
-        num_computed_tokens: prompt tokens that one plan of all rows computes.
     """
 
     name: str
@@ -38,13 +37,8 @@ class LayoutCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutAdvice:
-    """Layouts of workloads that are planned together.
-
-    Attributes:
-        num_rows: of all queries, without rows that have an error.
-        num_prompt_tokens: of all rows, without sharing.
-        costs: "as written" first.
-    """
+    """Layouts of workloads that are planned together, "as written" first, with the rows of all queries that have no
+    error, and the prompt tokens of these rows without sharing."""
 
     workloads: tuple[str, ...]
     num_rows: int
@@ -64,13 +58,11 @@ def advise_layouts(source: Source, workloads: Sequence[Workload], cascaded: Cont
         folder = Path(name)
         sides = []
         for number, workload in enumerate(workloads):
-            if workload.name in cascaded:
-                why = "both models of a cascade get the same prompt"
-                side = Side.read(source, arrange_workload(workload, ()), folder / str(number))
-                side = replace(side, parts=Parts(head=workload.prompt.template, fixed_because=why))
-            else:
-                side = Side.read(source, workload, folder / str(number))
-            sides.append(replace(side, can_move=not side.parts.fixed_because))
+            is_step = workload.name in cascaded
+            side = Side.read(source, arrange_workload(workload, ()) if is_step else workload, folder / str(number))
+            why = "both models of a cascade get the same prompt"
+            parts = Parts(head=workload.prompt.template, fixed_because=why) if is_step else side.parts
+            sides.append(replace(side, parts=parts, can_move=not parts.fixed_because))
         names, num_rows = tuple(workload.name for workload in workloads), sum(side.num_rows for side in sides)
         if not num_rows:
             return LayoutAdvice(workloads=names, num_rows=0, sentences=("There are no rows that could be answered.",))
@@ -109,7 +101,7 @@ def _list_ways(sides: Sequence[Side]) -> dict[str, list[RowOrders]]:
     if not all(side.is_uniform for side in sides):
         ways["order per row"] = order_rows(texts, ways["one order"], [side.is_uniform for side in sides])
     if len(sides) == 1:
-        (parts,) = (side.parts for side in sides)
+        parts = sides[0].parts
         num_bytes = texts[0].count_alone(parts.orders)
         by_bytes = [order for _, order in sorted(zip(num_bytes, parts.orders, strict=True))]
         shown = [order for order in by_bytes if order not in (*one, *written)][:MOST_SHOWN]

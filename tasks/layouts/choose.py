@@ -75,10 +75,8 @@ def find_orders(workloads: Sequence[PartTexts], choices: Sequence[Sequence[Order
 
 def spread_orders(workloads: Sequence[PartTexts], orders: Sequence[Order]) -> list[RowOrders]:
     """For each workload, its order repeated for each row."""
-    return [
-        np.tile(np.array(order, np.int8), (len(texts.hashes), 1))
-        for texts, order in zip(workloads, orders, strict=True)
-    ]
+    pairs = zip(workloads, orders, strict=True)
+    return [np.tile(np.array(order, np.int8), (len(texts.hashes), 1)) for texts, order in pairs]
 
 
 def _descend(
@@ -101,12 +99,8 @@ def find_most_frequent(orders: RowOrders) -> Order:
 
 
 def order_rows(workloads: Sequence[PartTexts], own: Sequence[RowOrders], is_fixed: Sequence[bool]) -> list[RowOrders]:
-    """An order for each row, chosen place by place; see the module. Rows that share nothing more keep their own order.
-
-    Args:
-        own: the present orders of the rows.
-        is_fixed: workloads whose rows keep their orders.
-    """
+    """An order for each row, chosen place by place; see the module. Rows that share nothing more keep their own order,
+    as do all rows of workloads that are fixed. See `list_ways`."""
     num_parts = max(texts.hashes.shape[1] for texts in workloads)
     hashes = np.concatenate([_widen(texts.hashes, num_parts) for texts in workloads])
     num_bytes = np.concatenate([_widen(texts.num_bytes, num_parts) for texts in workloads])
@@ -119,8 +113,10 @@ def order_rows(workloads: Sequence[PartTexts], own: Sequence[RowOrders], is_fixe
     chosen = orders.copy()
     for place in range(num_parts):
         open_rows = np.flatnonzero(is_left.any(axis=1))
-        own_next = _find_next(orders[open_rows], is_left[open_rows])
-        may_take = is_left[open_rows]
+        own_orders, may_take = orders[open_rows], is_left[open_rows]
+        # For each row, the first part of its own order that has no place yet.
+        is_next = np.take_along_axis(may_take, np.maximum(own_orders, 0).astype(np.int64), axis=1) & (own_orders >= 0)
+        own_next = np.take_along_axis(own_orders, is_next.argmax(axis=1)[:, None], axis=1)[:, 0].astype(np.int64)
         fixed = np.flatnonzero(has_order[open_rows])
         may_take[fixed] = False
         may_take[fixed, own_next[fixed]] = True
@@ -138,12 +134,6 @@ def _widen(values: npt.NDArray[Any], num_columns: int, fill: int = 0) -> npt.NDA
     return np.pad(values, ((0, 0), (0, missing)), constant_values=fill)
 
 
-def _find_next(orders: RowOrders, is_left: Bools) -> Ints:
-    """For each row, the first part of its own order that has no place yet."""
-    is_next = np.take_along_axis(is_left, np.maximum(orders, 0).astype(np.int64), axis=1) & (orders >= 0)
-    return np.take_along_axis(orders, is_next.argmax(axis=1)[:, None], axis=1)[:, 0].astype(np.int64)
-
-
 def _pick_parts(groups: Hashes, num_bytes: Ints, may_take: Bools, own_next: Ints) -> Ints:
     """The part that each row puts next.
 
@@ -151,10 +141,8 @@ def _pick_parts(groups: Hashes, num_bytes: Ints, may_take: Bools, own_next: Ints
     it; for the best group that is always so. The result is that of taking groups one by one, best first. A part that
     the rows of a group share with more rows goes before the group's own part, so that those rows can still join.
 
-    Args:
-        groups: ``[num_rows, num_parts]``; rows with the same beginning and the same text in a part form a group.
-        may_take: whether the row may put the part next; true for at least one part.
-        own_next: the part that a row puts next if it shares nothing.
+    Of ``[num_rows, num_parts]``: `groups`, rows with the same beginning and the same text in a part, and `may_take`,
+    true for at least one part of a row. A row that shares nothing puts the part `own_next`.
     """
     may_take, picked = may_take.copy(), own_next.copy()
     is_waiting = np.ones(len(groups), bool)
@@ -180,13 +168,10 @@ def _pick_parts(groups: Hashes, num_bytes: Ints, may_take: Bools, own_next: Ints
 
 
 def _weigh_groups(groups: Hashes, num_bytes: Ints, may_take: Bools) -> tuple[Ints, Ints, Ints, Ints]:
-    """Groups of rows with the same beginning that could continue with the same part.
-
-    Returns:
-        ``[num_rows, num_parts]``: number of the group; if the row may not take the part, the number of groups. Of each
-        group: its number of rows; bytes times 1024 that it saves each of its rows, by the part and all others that its
-        rows share; and of these parts, the one that most rows share, as the number of its group.
-    """
+    """Groups of rows with the same beginning that could continue with the same part: ``[num_rows, num_parts]``, number
+    of the group, or if the row may not take the part, the number of groups. Of each group: its number of rows; bytes
+    times 1024 that it saves each of its rows, by the part and all others that its rows share; and of these parts, the
+    one that most rows share, as the number of its group."""
     rows, parts = np.nonzero(may_take)
     _, firsts, inverse, sizes = np.unique(
         groups[rows, parts], return_index=True, return_inverse=True, return_counts=True

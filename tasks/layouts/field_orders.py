@@ -23,10 +23,7 @@ MOST_FIELDS = 8
 
 def order_fields(requests: ArtifactRef, row_ids: Ints, prompt: Prompt) -> list[FieldOrder]:
     """Orders of a template's fields over some rows, best first; empty if it has one field, or more than `MOST_FIELDS`.
-
-    Args:
-        requests, row_ids: with the rows' texts, and the rows to count.
-    """
+    See `compare_field_orders`."""
     segments = [(literal, field) for literal, field in prompt.segments if field is not None]
     if not 2 <= len(segments) <= MOST_FIELDS:
         return []
@@ -36,13 +33,8 @@ def order_fields(requests: ArtifactRef, row_ids: Ints, prompt: Prompt) -> list[F
     texts = PartTexts(
         head=0,
         hashes=np.stack([each.dictionary_encode().indices.to_numpy().astype(np.uint64) for each in values], axis=1),
-        num_bytes=np.stack(
-            [
-                pc.binary_length(each).to_numpy().astype(np.int64) + len(literal.encode())
-                for each, (literal, _) in zip(values, segments, strict=True)
-            ],
-            axis=1,
-        ),
+        num_bytes=np.stack([pc.binary_length(each).to_numpy().astype(np.int64) for each in values], axis=1)
+        + np.array([len(literal.encode()) for literal, _ in segments]),
     )
     tail = "".join(literal for literal, field in prompt.segments if field is None)
     names = [field for _, field in segments]

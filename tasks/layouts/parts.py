@@ -26,14 +26,8 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A split template: ``head + parts[0] + separators[0] + parts[1] + ... + tail`` is the template.
-
-    Attributes:
-        head: stays first.
-        parts: may change places; empty if `fixed_because` is set.
-        tail: stays last.
-        fixed_because: why no parts may change places; empty if they may.
-    """
+    """A split template: ``head + parts[0] + separators[0] + parts[1] + ... + tail`` is the template. Head and tail keep
+    their places; so does everything where `fixed_because` says why, and then there are no parts."""
 
     head: str
     labels: tuple[str, ...] = ()
@@ -78,16 +72,16 @@ def split_template(template: str, start: int = 0) -> Parts:
     end = max(found.end() for found in _FIELD.finditer(template) if found.group(1))
     starts = [start + found.end() for found in _PARAGRAPH.finditer(template[start:end])]
     opened = [(place, label) for place in starts if (label := _LABEL.match(template, place, end)) is not None]
-    if len(opened) < 2:
-        return Parts(
-            head=template,
-            fixed_because="fewer than two parts begin with a label, such as 'Document:' after a blank line",
-        )
     labels = tuple(next(filter(None, label.groups())).strip() for _, label in opened)
-    if len({label.lower() for label in labels}) < len(labels):
-        return Parts(head=template, fixed_because="a label occurs twice, as in solved examples")
-    if len(labels) > MOST_PARTS:
-        return Parts(head=template, fixed_because=f"there are {len(labels)} parts, more than {MOST_PARTS}")
+    why = ""
+    if len(labels) < 2:
+        why = "fewer than two parts begin with a label, such as 'Document:' after a blank line"
+    elif len({label.lower() for label in labels}) < len(labels):
+        why = "a label occurs twice, as in solved examples"
+    elif len(labels) > MOST_PARTS:
+        why = f"there are {len(labels)} parts, more than {MOST_PARTS}"
+    if why:
+        return Parts(head=template, fixed_because=why)
     places = [place for place, _ in opened]
     raw = [template[first:last] for first, last in pairwise([*places, end])]
     parts = [text.rstrip() for text in raw[:-1]] + raw[-1:]
@@ -101,12 +95,8 @@ def split_template(template: str, start: int = 0) -> Parts:
 
 
 def arrange_workload(workload: Workload, order: Sequence[int], row_layouts: RowLayouts | None = None) -> Workload:
-    """The workload with its template's parts in this order, and ``layout = "written"``: nights do not arrange it again.
-
-    Args:
-        order: of its parts; empty for the written order.
-        row_layouts: rows with other orders.
-    """
+    """The workload with its template's parts in this order (empty for the written one), with rows that have others,
+    and ``layout = "written"``: nights do not arrange it again. See `RowLayouts`."""
     template = split_prompt(workload).arrange(tuple(order)) if order else workload.prompt.template
     prompt = replace(workload.prompt, template=template, layout="written")
     return replace(workload, prompt=prompt, row_layouts=row_layouts)

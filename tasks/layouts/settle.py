@@ -28,10 +28,7 @@ def settle_layouts(source: Source, workloads: Sequence[Workload], *, is_kept: bo
     Only rows without an answer count; answered rows keep their order. A better layout replaces one that was chosen
     before, or has answers, only if the plan computes fewer tokens with it by `WORTH_CHANGING`. Steps of a cascade keep
     the written layout: both models get the same prompt. Raises what reading the rows and making their prompts raise.
-
-    Args:
-        workloads: that are planned together.
-        is_kept: False: nothing is written to the database.
+    Without `is_kept`, nothing is written to the database. See `keep_choices`.
     """
     workloads = [arrange_workload(each, ()) if each.name in source.choices else each for each in workloads]
     if all(workload.prompt.layout == "written" for workload in workloads):
@@ -60,8 +57,7 @@ def _choose(
     source: Source, sides: Sequence[Side], folder: Path
 ) -> tuple[list[Workload], list[Choice], Mapping[str, int]]:
     """The workloads in their layouts, the choices to keep, and the prompt tokens of a plan of all workloads. Layouts
-    are compared by their texts first. Only if another one looks better are the prompts made in both layouts and their
-    plans compared."""
+    are compared by their texts first; only if another one looks better, by the plans of prompts made in both."""
     count = partial(count_tokens, source, cache=source.database)
     texts, own = [side.read_texts() for side in sides], [side.read_orders() for side in sides]
     laid_out = [lay_out(side.workload, side.kept) for side in sides]

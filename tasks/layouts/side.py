@@ -82,13 +82,7 @@ def describe_orders(parts: Parts, orders: RowOrders) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Side:
-    """A workload with its rows to answer.
-
-    Attributes:
-        workload: as in its file.
-        kept: the layout that earlier nights have chosen; None for none.
-        found: the rows, in the present layout.
-    """
+    """A workload, as in its file, the layout that earlier nights have chosen, and its rows in the present layout."""
 
     workload: Workload
     parts: Parts
@@ -98,11 +92,7 @@ class Side:
 
     @classmethod
     def read(cls, source: Source, workload: Workload, folder: Path) -> "Side":
-        """Read the kept layout and the rows.
-
-        Args:
-            workload, folder: as in its file; for the rows, made here.
-        """
+        """Read the kept layout and the rows. See `read_rows`."""
         kept = read_kept(source.database, workload)
         found = read_rows(source, lay_out(workload, kept), folder)
         parts = split_prompt(workload)
@@ -157,11 +147,8 @@ class Side:
             return file.read(columns=columns).filter(pc.field("error").is_null())
 
     def lay_out(self, orders: RowOrders) -> tuple[Workload, Order]:
-        """The workload with each row with a prompt in its order, and the workload's order for all other rows.
-
-        That is the most frequent one; but if the layout is settled it is the present one, so that answered rows do not
-        change.
-        """
+        """The workload with each row with a prompt in its order, and the workload's order for all other rows: the most
+        frequent one, or if the layout is settled the present one, so that answered rows do not change."""
         if not self.can_move:
             return lay_out(self.workload, self.kept), self.order
         base = self.order if self.is_settled else find_most_frequent(orders)

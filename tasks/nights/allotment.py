@@ -35,11 +35,10 @@ class Allotment:
 def list_portions(step: str, plan: PlanSummary, seconds: float) -> list[Portion]:
     """The partitions of the plan of a step, with its forecast seconds divided by cost. See `Portion`."""
     total = sum(plan.partition_costs)
+    partitions = zip(plan.partition_priorities, plan.partition_rows, plan.partition_costs, strict=True)
     return [
         Portion(step=step, priority=priority, num_rows=num_rows, seconds=seconds * cost / total)
-        for priority, num_rows, cost in zip(
-            plan.partition_priorities, plan.partition_rows, plan.partition_costs, strict=True
-        )
+        for priority, num_rows, cost in partitions
     ]
 
 
@@ -47,13 +46,13 @@ def allot(
     portions: Iterable[Portion], models: Mapping[str, str], load_seconds: Mapping[str, float], seconds_left: float
 ) -> dict[str, Allotment]:
     """Give the night's time to portions by priority, and within a priority to those with the lowest cost per row.
+    Returns an allotment for each step with portions, by name.
 
     Costs per row within a fifth of each other count as equal, as in `engine.planning.plan_partitions`; among equals the
     order of `portions` decides. The first portion of a model also takes the time to load the model; it is left out if
     there is no time for that. The last portion may get less time than it takes: then only a part of its rows is done.
 
     Args:
-        portions: of all steps whose rows are known; the result has an allotment for each such step, by name.
         models, load_seconds: step name to model, and model to seconds.
         seconds_left: until the deadline.
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 
 import duckdb
@@ -18,14 +18,13 @@ PLANNED = "batchloom_planned"
 
 
 def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping[str, str]) -> None:
-    """Check the queries and output tables of workloads that are answered one after the other, each of which may read
-    the answers of those before it; raises `ConfigError` or `DatabaseError` with the first problem. See `check_tables`
-    and `find_query_problems`."""
+    """Check workloads that are answered one after the other, each of which may read the answers of those before it;
+    raises the first problem. See `check_tables` and `find_query_problems`."""
     check_tables(workloads)
     names = [str(number) for number in range(len(workloads))]
-    steps = [Step(name=name, model="", after=(before,)) for before, name in pairwise(names)]
-    steps = [Step(name=names[0], model=""), *steps]
-    for problem in find_query_problems(database, tuple(steps), dict(zip(names, workloads, strict=True)), attach):
+    befores = [(), *((name,) for name in names)]
+    steps = tuple(Step(name=name, model="", after=after) for name, after in zip(names, befores, strict=False))
+    for problem in find_query_problems(database, steps, dict(zip(names, workloads, strict=True)), attach):
         raise DatabaseError(problem)
 
 
@@ -41,14 +40,7 @@ def find_query_problems(
     database: Path, steps: tuple[Step, ...], workloads: Mapping[str, Workload], attach: Mapping[str, str]
 ) -> list[str]:
     """Problems that keep the steps' queries from running, or their answers from being written; one line for each. A
-    step after a step with a problem is not checked. The database is not changed.
-
-    Args:
-        steps, workloads: the graph, and step name to workload.
-        attach: what queries may read beside the database.
-    Raises:
-        DatabaseError: the database cannot be opened, or an attachment cannot be attached.
-    """
+    step after a step with a problem is not checked. See `restrict_sql` and `connect`, whose errors are raised."""
     problems: dict[str, str] = {}
     after = {step.name: step.after for step in steps}
     with connect(database, read_only=True) as connection:

@@ -16,21 +16,17 @@ _UNITS = {"h": 3600.0, "min": 60.0, "s": 1.0}
 
 
 def find_deadline(until: str, budget: str, now: datetime) -> datetime | None:
-    """The latest time at which a step of the engine may begin; None for no limit.
+    """The latest time at which a step of the engine may begin; None for no limit. Raises `ConfigError` if `until` or
+    `budget` cannot be read, or the time has passed.
 
     Args:
         until: a time of day such as "06:00", today or tomorrow, whichever comes next; or a date and a time. Without a
             time zone it is local time, as this machine's clock will show it then. Empty for none.
         budget: a length of time such as "90min", "1h 30min" or "45s". Empty for none.
         now: the beginning of the night, with a time zone.
-    Raises:
-        ConfigError: `until` or `budget` cannot be read, or the time has passed.
     """
-    ends = []
-    if until:
-        ends.append(parse_until(until, now))
-    if budget:
-        ends.append(now + timedelta(seconds=parse_budget(budget)))
+    ends = [parse_until(until, now)] if until else []
+    ends += [now + timedelta(seconds=parse_budget(budget))] if budget else []
     if not ends:
         return None
     end = min(ends)

@@ -14,8 +14,7 @@ Outcome = Literal["done", "failed", "skipped", "left"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A workload of the night; `model` is the name in the night of the model that answers it, `after` has the names of
-    the steps whose answers it reads."""
+    """A workload of the night, the model that answers it, and the steps whose answers it reads, all by name."""
 
     name: str
     model: str
@@ -47,11 +46,9 @@ def check_graph(steps: Sequence[Step]) -> None:
 
 
 def plan_waves(steps: Sequence[Step]) -> list[Wave]:
-    """All steps in waves, each step after those that it reads, with the fewest possible model changes.
-
-    A loaded model runs all steps that are or become ready. The next model is found by a breadth-first search over sets
-    of finished steps; among equals, models that come first in `steps` go first.
-    """
+    """All steps in waves, each step after those that it reads, with the fewest possible model changes. A loaded model
+    runs all steps that are or become ready. The next model is found by a breadth-first search over sets of finished
+    steps; among equals, models that come first in `steps` go first."""
     visited: set[frozenset[str]] = {frozenset()}
     level: list[tuple[frozenset[str], list[Wave]]] = [(frozenset(), [])]
     while level:
@@ -84,14 +81,8 @@ def _run_model(steps: Sequence[Step], done: frozenset[str], model: str) -> tuple
 def run_waves(
     steps: Sequence[Step], answer: Callable[[Wave], Mapping[str, Outcome]], has_time: Callable[[], bool]
 ) -> dict[str, Outcome]:
-    """Run the waves of a night in order; steps that do not depend on a failed step are run. Returns step name to
-    outcome.
-
-    Args:
-        steps: a graph that `check_graph` accepts.
-        answer: runs a wave and returns the outcome of each of its steps.
-        has_time: whether another wave may begin.
-    """
+    """Run the waves of a night in order; steps that do not depend on a failed step are run. `answer` runs a wave.
+    Returns step name to outcome. See `plan_waves`."""
     outcomes: dict[str, Outcome] = {}
     after = {step.name: step.after for step in steps}
     for wave in plan_waves(steps):
@@ -110,11 +101,9 @@ def run_waves(
 
 
 def list_batches(workloads: Sequence[Workload], *, is_joint: bool) -> list[list[Workload]]:
-    """Workloads of one model that do not read each other's answers, in batches that are planned together.
-
-    A batch has one adapter. Pooled workloads, which share nothing, are batches of their own, and so are all if not
-    `is_joint`, as with an exchange, which carries the work of one workload.
-    """
+    """Workloads of one model that do not read each other's answers, in batches that are planned together. A batch has
+    one adapter. Pooled workloads, which share nothing, are batches of their own, and so are all if not `is_joint`, as
+    with an exchange, which carries the work of one workload."""
     batches: list[list[Workload]] = []
     for adapter in dict.fromkeys(workload.adapter for workload in workloads):
         alike = [workload for workload in workloads if workload.adapter == adapter]

@@ -16,17 +16,14 @@ LEAST_CHANGE = 0.05
 
 @dataclass(kw_only=True, eq=False)
 class Pace:
-    """The forecast of a run with a deadline, corrected by each partition that ends.
-
-    The first partition of each engine includes loading the model, whose time may differ from its forecast. It counts
-    only until another partition has ended.
+    """The forecast of a run with a deadline, corrected by each partition that ends. The first partition of each engine
+    includes loading the model, whose time may differ from its forecast. It counts only until another one has ended.
 
     Attributes:
         order: in which partitions are begun.
         seconds, num_rows: forecast and rows of each partition, by its number.
         load_seconds: forecast for loading the model in each engine.
-        begun: Unix time of the forecast.
-        deadline: Unix time.
+        begun, deadline: Unix times of the forecast and the end.
         half_time_rows: rows done by the deadline, as forecast at half of the time; None before.
     """
 
@@ -68,10 +65,8 @@ class Pace:
 
     @property
     def factor(self) -> float:
-        """Real seconds of ended partitions over their forecast.
-
-        It is 1 before one has ended, and while none took longer than loading the model was forecast to take.
-        """
+        """Real seconds of ended partitions over their forecast; 1 before one has ended, and while none took longer than
+        loading the model was forecast to take."""
         counted = list(self._ended)[self.num_engines :] or list(self._ended)
         forecast = sum(self.seconds[partition] for partition in counted)
         seconds = sum(self._ended[partition] for partition in counted)

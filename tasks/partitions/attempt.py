@@ -49,11 +49,8 @@ ENDED = Failure(reason="the process that tried it ended each time")
 def infer_partition(
     partition: int, job: InferJob, upload_file: Callable[[Path], None] = lambda path: None
 ) -> list[ArtifactRef] | None:
-    """Answer one partition; returns references of its parts, or None if the run was asked to stop.
-
-    Parts and step records are written to the run folder. Rows that are in a part already are not answered again. A run
-    that its deadline stops returns what it has. See `PartitionWork` and, for errors, `answer_partition`.
-    """
+    """Answer one partition; returns references of its parts, or None if the run was asked to stop, but not by its
+    deadline. Rows in a part are not answered again. See `PartitionWork` and, for errors, `answer_partition`."""
     with job.stop.make_on_error():  # otherwise this worker would begin the next partition
         work = PartitionWork(partition, job, upload_file)
         try:
@@ -96,13 +93,11 @@ def answer_partition(work: PartitionWork) -> None:
 
 def try_rows(rows: Plan, work: PartitionWork, piece: Piece) -> Failure | None:
     """Try rows once; returns why the attempt failed, None if every row has an answer. However it ends, its answers and
-    steps are in `work`.
+    steps are in `work`. Raises `StoppedError` if the run was asked to stop, `BatchloomError` or `OSError` for a failure
+    that no row causes.
 
     Args:
         piece: that the rows are of; the attempt at it counts once the model is loaded.
-    Raises:
-        StoppedError: the run was asked to stop.
-        BatchloomError, OSError: a failure that no row causes: of the model as a whole, a file, or the device.
     """
     job, stop = work.job, work.job.stop
     steps: list[StepRecord] = []
@@ -151,28 +146,24 @@ def run_model(
     rows: Plan, job: InferJob, model: LoadedModel, on_step: Callable[[StepRecord], None]
 ) -> Iterator[Completion]:
     """Yields the model's answers as they are finished. See `Engine.run_plan`."""
-    requests = ask(rows, job, lambda workload, length: _make_form(workload, length, model))
+
+    def make_form(workload: Workload, expected_output_tokens: int | None) -> RequestForm:
+        form = RequestForm.of(workload, model.codec, expected_output_tokens)
+        if any("grammar" in each or "thinking" in each for each in form.settings):
+            from tasks.partitions.constraints import compile_constraints  # imported only when needed
+
+            form = compile_constraints(form, model)
+        return form
+
+    requests = ask(rows, job, make_form)
     yield from model.engine.run_plan(requests, rows.groups(), decode=model.codec.decode, on_step=on_step)
 
 
 def ask(rows: Plan, job: InferJob, make_form: Callable[[Workload, int | None], RequestForm]) -> list[Request]:
-    """One request for each row of a job's plan, sorted by row id.
-
-    Args:
-        make_form: the form of a workload's requests, given its expected output tokens.
-    """
+    """One request for each row of a job's plan, sorted by row id; `make_form` takes a workload and its expected output
+    tokens. See `RequestForm.of`."""
     owners, requests = job.find_members(rows.row_id), list[Request]()
     for number, member in enumerate(job.members):
         form = make_form(member.workload, member.expected_output_tokens)
         requests += form.ask(rows.take(np.flatnonzero(owners == number)), member.first_row_id)
     return requests
-
-
-def _make_form(workload: Workload, expected_output_tokens: int | None, model: LoadedModel) -> RequestForm:
-    """The form of a workload's requests to this model."""
-    form = RequestForm.of(workload, model.codec, expected_output_tokens)
-    if any("grammar" in each or "thinking" in each for each in form.settings):
-        from tasks.partitions.constraints import compile_constraints  # imported only when needed
-
-        form = compile_constraints(form, model)
-    return form

@@ -17,18 +17,16 @@ from tasks.prompts.thinking import make_thinking
 def compile_constraints(form: RequestForm, model: LoadedModel) -> RequestForm:
     """The form with each `GrammarSource` and `ThinkingBudget` compiled; compiled grammars are cached. Raises
     `GrammarError`, see `engine.grammar.Grammar`, or as `make_thinking`."""
-    return replace(form, settings=[{**each, **_compile_settings(each, model)} for each in form.settings])
-
-
-def _compile_settings(settings: Mapping[str, Any], model: LoadedModel) -> dict[str, Any]:
     assert isinstance(model.engine, Engine), "an encoder decodes nothing"
-    compiled: dict[str, Any] = {}
-    if "grammar" in settings:
-        vocabulary = _make_vocabulary(model.codec, model.engine.vocab_size, model.engine.eos_token_ids)
-        compiled["grammar"] = _compile(settings["grammar"], vocabulary)
-    if "thinking" in settings:
-        compiled["thinking"] = make_thinking(model.codec, settings["thinking"].max_tokens)
-    return compiled
+    compiled: list[Mapping[str, Any]] = []
+    for settings in form.settings:
+        if "grammar" in settings:
+            vocabulary = _make_vocabulary(model.codec, model.engine.vocab_size, model.engine.eos_token_ids)
+            settings = {**settings, "grammar": _compile(settings["grammar"], vocabulary)}
+        if "thinking" in settings:
+            settings = {**settings, "thinking": make_thinking(model.codec, settings["thinking"].max_tokens)}
+        compiled.append(settings)
+    return replace(form, settings=compiled)
 
 
 @lru_cache(maxsize=1)

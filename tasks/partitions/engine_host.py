@@ -43,11 +43,8 @@ class EngineHost:
 
     @contextmanager
     def use(self, job: InferJob) -> Iterator[LoadedModel]:
-        """The job's model with its workload's adapter; another model is dropped before this one is loaded.
-
-        The engine may have less memory than `InferJob.engine` asks for (see `LoadedModel.engine.config`): if memory ran
-        out while it was loaded, or after `lower_memory`. Raises as `Engine.load`.
-        """
+        """The job's model with its workload's adapter; another model is dropped before this one is loaded. Its engine
+        has less memory than asked for if memory ran out, see `lower_memory`. Raises as `Engine.load`."""
         with self._lock:
             key = (job.checkpoint, job.model_digest, job.engine)
             if self._key != key:

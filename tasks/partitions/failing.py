@@ -20,7 +20,7 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.out_of_memory import is_out_of_memory
 from tasks.partitions.partition_work import PartitionWork, Piece
 from tasks.runs.infer_job import LOOK_SECONDS, InferJob, StopRequest
-from tasks.storage.spread_rows import read_spread_rows
+from tasks.storage.plan_file import read_spread_rows
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -66,12 +66,8 @@ class FailingRows:
     def _find_next(
         self, piece: Piece, prompts: npt.NDArray[np.int64], num_earlier: int, failure: Failure
     ) -> Sequence[Piece]:
-        """The pieces to try after a failure of one, as a stack: the last one is tried first.
-
-        Args:
-            prompts: of the piece, those without an answer.
-            num_earlier: attempts at the piece before this one.
-        """
+        """The pieces to try after a failure of one with these prompts left, after `num_earlier` attempts, as a stack:
+        the last one is tried first."""
         if failure.is_out_of_memory and PROCESS_HOST.lower_memory():
             self._attempts.forget(piece)
             return [piece]
@@ -105,8 +101,7 @@ def _wait(stop: StopRequest, seconds: float) -> None:
 
 
 def _split(prompts: npt.NDArray[np.int64], group_of_prompt: npt.NDArray[np.int64]) -> tuple[Piece, Piece]:
-    """Split a range of at least two prompts, as near to the middle as possible: between prefix groups if there are
-    several, else within the group."""
+    """Split a range of at least two prompts near its middle: between prefix groups if there are several."""
     cuts = np.flatnonzero(np.diff(group_of_prompt[prompts])) + 1
     middle = len(prompts) // 2
     cut = int(cuts[np.argmin(np.abs(cuts - middle))]) if len(cuts) else middle
@@ -127,14 +122,12 @@ def judge_failure(error: Exception) -> Failure:
 
 def check_other_rows(job: InferJob) -> None:
     """Try a sample of rows from all over the plan, one by one, and drop their answers, to tell whether only the rows of
-    a failing partition are bad. Raises `FailureRateError` if more of them fail than `FailurePolicy.max_error_rate`
-    allows, and what `try_rows` raises."""
+    a failing partition are bad. Raises as `FailurePolicy.check` and `try_rows`."""
     sample = read_spread_rows(job.plan, job.failures.error_rate_rows)
-    stop = job.stop
     reasons: Counter[str] = Counter()
 
     def on_step(step: StepRecord) -> None:
-        if stop.is_made:
+        if job.stop.is_made:
             raise StoppedError
 
     with PROCESS_HOST.use(job) as model:

@@ -54,7 +54,6 @@ def answer_batch(
     """The completions of some of `rows`, in any order, as a batch of `part_schema`.
 
     Args:
-        rows: give each row's prefix group.
         codec: decodes token ids; may be None if all completions are errors.
         first_row_id: in `rows` and completions, of the workload's row 0.
     """
@@ -75,11 +74,8 @@ def answer_batch(
 def step_batch(
     partition: int, steps: Sequence[StepRecord], first_step: int, worker: str, ended_at: datetime
 ) -> pa.RecordBatch:
-    """The step records as a batch of `STEPS_SCHEMA`, numbered from `first_step`.
-
-    Args:
-        ended_at: when the last step ended; each step begins when the one before ends.
-    """
+    """The step records as a batch of `STEPS_SCHEMA`, numbered from `first_step`. The last step ended at `ended_at`;
+    each step begins when the one before ends. See `STEPS_SCHEMA`."""
     all_ms = sum(step.duration_ms for step in steps)
     ends_ms = accumulate(step.duration_ms for step in steps)
     records = [

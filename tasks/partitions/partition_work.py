@@ -40,10 +40,8 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class AttemptLog:
     """Counts attempts in files in ``attempts/`` of the run folder: one file for each piece, one byte for each attempt.
-
     An attempt is noted before it begins, so it counts even if the process dies. The files are not fsynced: an attempt
-    that a power loss erases is only made once more. `upload_file` is called with each changed file.
-    """
+    that a power loss erases is only made once more. `upload_file` is called with each changed file."""
 
     run_folder: str | Path
     partition: int
@@ -136,12 +134,8 @@ class PartitionWork:
         steps: Sequence[StepRecord],
         ended_at: datetime,
     ) -> None:
-        """Write completions and steps, if any; they are durable when this returns. Raises `ArtifactError` if the run
-        folder cannot be written.
-
-        Args:
-            completions, rows, codec, steps, ended_at: see `answer_batch` and `step_batch`.
-        """
+        """Write completions and steps, if any; they are durable when this returns. See `answer_batch` and `step_batch`.
+        Raises `ArtifactError` if the run folder cannot be written."""
         owners = self.job.find_members(np.array([int(each.request_id) for each in completions], np.int64)).tolist()
         name = self._name(self._num_files)
         worker = os.environ.get(WORKER_VARIABLE) or f"{platform.node()}:{os.getpid()}"

@@ -33,13 +33,11 @@ SUFFIX = ""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFormat:
     """A workload's prompt in one model's format, with gaps for the columns. Literals went through `TextCodec.trust`.
-
     The chat template is rendered once, around a placeholder: no row's text can change what the template does.
 
     Attributes:
-        head: the chat template's text before the user's message, the system message included; empty for plain text.
+        head, tail: the chat template's text before and after the user's message, up to where the answer begins.
         segments: of the user's message: a literal text, then the column that follows it (None at the end).
-        tail: the chat template's text after the user's message, up to where the answer begins; empty for plain text.
         strips_start, strips_end: the chat template drops white space at this end of the message.
         spaces: those that the chat template writes in front of an answer; tokens of most words begin with such a space.
         is_plain: plain text. The tokenizer adds its beginning-of-sequence token, which a chat template writes itself.
@@ -82,11 +80,9 @@ class PromptFormat:
 
 
 def build_prompt_format(prompt: Prompt, codec: TextCodec, **variables: bool) -> PromptFormat:
-    """Put a workload's prompt into the model's chat template, or leave it plain text where ``chat`` is false.
-
-    Where the chat template takes no system message, it goes in front of the user's message, with a blank line between.
-    Raises `ModelError` if there is no chat template, or if it does not carry a message through unchanged.
-    """
+    """Put a workload's prompt into the model's chat template, or leave it plain text where ``chat`` is false. Where the
+    template takes no system message, it goes in front of the user's message, with a blank line between. Raises
+    `ModelError` if there is no chat template, or if it does not carry a message through unchanged."""
     segments, head, tail, strips_start, strips_end = prompt.segments, "", "", False, False
     if prompt.chat:
         if not codec.has_chat_template:
@@ -173,17 +169,13 @@ class RequestForm:
         row_ids, priorities, requests = rows.row_id.tolist(), rows.priority.tolist(), []
         for row in np.argsort(rows.row_id).tolist():
             prompt, settings = rows.prompts[row], self.settings[(row_ids[row] - first_row_id) % len(self.settings)]
-            if settings.get("temperature"):
-                settings = {**settings, "seed": _mix_seed(settings["seed"], prompt)}
+            if settings.get("temperature"):  # the row's own random stream: the workload's, mixed with its prompt
+                salt = settings["seed"].to_bytes(8, "little")
+                mixed = hashlib.blake2b(prompt.tobytes(), digest_size=8, salt=salt).digest()
+                settings = {**settings, "seed": int.from_bytes(mixed, "little")}
             request_id, priority = str(row_ids[row]), priorities[row]
             requests.append(Request(request_id=request_id, token_ids=prompt, priority=priority, **settings))
         return requests
-
-
-def _mix_seed(seed: int, prompt: Tokens) -> int:
-    """The seed of a row's own random stream: that of its workload, mixed with the row's prompt."""
-    digest = hashlib.blake2b(prompt.tobytes(), digest_size=8, salt=seed.to_bytes(8, "little"))
-    return int.from_bytes(digest.digest(), "little")
 
 
 @lru_cache(maxsize=1)

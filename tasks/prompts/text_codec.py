@@ -35,17 +35,15 @@ class TextCodec:
     the same with control tokens that no text spells; neither is to be changed."""
 
     def __init__(self, tokenizer: Tokenizer, chat: Any = None) -> None:
-        """Wrap a Rust tokenizer, whose control tokens are among its added tokens, without changing it. Raises
-        `ModelError` if it cannot be rebuilt with renamed control tokens.
-
-        Args:
-            chat: the transformers tokenizer that renders the chat template; None for plain text only.
-        """
+        """Wrap a Rust tokenizer, whose control tokens are among its added tokens, without changing it; `chat` is the
+        transformers tokenizer that renders the chat template, if any. Raises `ModelError` if it cannot be rebuilt."""
         spec = json.loads(tokenizer.to_str())
         control = {token["content"]: token for token in spec["added_tokens"] if _is_control(token)}
         secret = secrets.token_hex(16)
         self._stand_ins = {content: f"|control{secret}{i:06d}|" for i, content in enumerate(control)}
-        self._trusted_pattern = _match_any(control)
+        names = sorted(control, key=len, reverse=True)  # of several at one place, the longest is found
+        words = {name: rf"(?<!\w){re.escape(name)}(?!\w)" for name in names if control[name]["single_word"]}
+        self._trusted_pattern = re.compile("|".join(words.get(name, re.escape(name)) for name in names) or r"(?!)")
         self.tokenizer = tokenizer
         self.encoder = _rename_tokens(spec, self._stand_ins, getattr(chat, "bos_token", None))
         self._chat = chat
@@ -64,11 +62,8 @@ class TextCodec:
     @classmethod
     def load(cls, folder: Path) -> "TextCodec":
         """Load the tokenizer of a checkpoint folder, offline, without running any code of the checkpoint. Raises
-        `ModelError` if there is none, it cannot be read, or it has no fast (Rust) form.
-
-        The last tokenizer stays loaded until a file of its folder changes: inference follows tokenization, and another
-        load would take a second and sixty megabytes.
-        """
+        `ModelError` if there is none, it cannot be read, or it has no fast (Rust) form. The last tokenizer stays loaded
+        until a file of its folder changes: another load would take a second and sixty megabytes."""
         return cls._load_once(folder, _file_stamps(folder))
 
     @classmethod
@@ -102,17 +97,13 @@ class TextCodec:
         return [encoding.ids for encoding in encodings]
 
     def encode_labels(self, labels: Sequence[str], ending: str, spaces: str = "") -> list[tuple[int, ...]]:
-        """Token ids of each label as it follows a prompt.
-
-        The label is encoded behind the text that ends every prompt; the ids added to those of that text are the
-        label's. Where a token would span both, the label is encoded alone: the prompt's own tokens never change.
+        """Token ids of each label as it follows a prompt: those added to the ids of the text that ends every prompt.
+        Where a token would span both, the label is encoded alone: the prompt's own tokens never change. Raises
+        `WorkloadError` if a label has no tokens, or the same ones as another.
 
         Args:
-            labels: in the order of the workload.
             ending: the trusted text that ends every prompt; empty where a column's value does.
             spaces: between the prompt and each label; they are tokens of the label.
-        Raises:
-            WorkloadError: a label has no tokens, or the same ones as another.
         """
         ending = ending or "\n"
         trusted = [spaces + self.trust(label) for label in labels]
@@ -216,15 +207,6 @@ def _is_control(token: Mapping[str, Any]) -> bool:
     """Whether a token is special, or an added one that looks like markup, as ``<think>``, not a word or spaces."""
     content = token["content"].strip()
     return bool(token["special"]) or (len(content) > 2 and content[0] in "<[{|")
-
-
-def _match_any(control: Mapping[str, Mapping[str, Any]]) -> re.Pattern[str]:
-    """A pattern for the first control token of a text, and of several at one place for the longest."""
-    parts = [
-        rf"(?<!\w){re.escape(content)}(?!\w)" if control[content]["single_word"] else re.escape(content)
-        for content in sorted(control, key=len, reverse=True)
-    ]
-    return re.compile("|".join(parts) or r"(?!)")
 
 
 def _rename_tokens(spec: dict[str, Any], names: Mapping[str, str], bos: str | None) -> Tokenizer:

@@ -1,11 +1,9 @@
 """Exact cuts: places where a text can be cut so that the token ids of its pieces, joined, are those of the whole text.
 
-A cut is exact if no stage of the tokenizer (added tokens, normalizer, splitting into words, merges) looks across it.
-For two kinds of BPE tokenizer, the characters on both sides tell whether a cut is exact:
+For two kinds of BPE tokenizer, the characters on both sides tell whether any stage of the tokenizer looks across a cut:
 
 words: byte-level BPE with a word pattern like GPT-2's, Llama 3's or Qwen's. In every known alternative of such a
-    pattern (see `word_patterns`) a word ends between an ASCII letter and a blank or one of `MARKS`, whatever surrounds
-    them.
+    pattern (see `word_patterns`) a word ends between an ASCII letter and a blank or one of `MARKS`.
 spaces: BPE without words that writes blanks as "▁". A cut before a blank that follows a letter is exact if no piece
     of the vocabulary has a "▁" behind a letter. If the tokenizer prepends a "▁" to a text, the piece is encoded
     without its own blank.
@@ -35,7 +33,7 @@ class TextCuts:
     Attributes:
         pairs: a letter followed by another character; between the two is an exact cut.
         drops_space: the tokenizer prepends a blank to a text, so a piece after a cut is encoded without its own blank.
-        added: the tokenizer's added tokens. The tokenizer prepends a blank to the text behind one, and none to a token.
+        added: added tokens. The tokenizer prepends a blank to the text behind one, and none to a token.
     """
 
     pairs: frozenset[str]

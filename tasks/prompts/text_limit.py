@@ -16,17 +16,9 @@ from tasks.prompts.text_codec import TextCodec
 def limit_prompts(
     encode: Encode, kind: AnswerKind, codec: TextCodec, checkpoint: Path, max_model_len: int
 ) -> tuple[int, Encode]:
-    """The least limit of a checkpoint's config.json, its tokenizer and its sentence-transformers files.
-
-    Args:
-        kind: of the answers; its `too_long` decides between cutting and errors.
-        max_model_len: most tokens, by config.json or a setting.
-    Returns:
-        most tokens of a prompt, special ones included, and `encode` with longer prompts cut; `encode` itself if they
-            are errors.
-    Raises:
-        ModelError: a file of the checkpoint cannot be read.
-    """
+    """Most tokens of a prompt, special ones included, by a checkpoint's config.json (or a setting), its tokenizer and
+    its sentence-transformers files; and `encode` with longer prompts cut, or as it is if `too_long` makes them errors.
+    See `PooledKind`; raises `ModelError` if a file of the checkpoint cannot be read."""
     assert isinstance(kind, PooledKind), "other kinds have no such limit"
     most, side = codec.truncation
     limits = [max_model_len, most]
@@ -65,12 +57,8 @@ def _cut(
 
 
 def share_tokens(num_first: int, num_second: int, limit: int) -> tuple[int, int]:
-    """How many tokens of each text of a pair stay: the longer one is cut to the shorter one's length, then both.
-
-    Args:
-        limit: most tokens of both together.
-    """
+    """How many tokens of each text of a pair stay, at most `limit` of both together: the longer one is cut to the
+    shorter one's length, then both. See `limit_prompts`."""
     shorter = min(num_first, num_second)
-    longer = max(limit // 2 + limit % 2, limit - shorter)
-    kept = (min(shorter, limit // 2), longer)
-    return kept if num_first <= num_second else (kept[1], kept[0])
+    kept = min(shorter, limit // 2), max(limit - limit // 2, limit - shorter)
+    return kept if num_first <= num_second else kept[::-1]

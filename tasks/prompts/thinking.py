@@ -15,6 +15,8 @@ ON = {"enable_thinking": True, "thinking": True}
 OFF = {"enable_thinking": False, "thinking": False}
 """Variables of chat templates that switch thinking; templates read one of them and ignore the others."""
 
+READS_NONE = "it reads neither enable_thinking nor thinking"
+
 
 def check_thinking(workload: Workload, checkpoint: Path) -> None:
     """Check that the checkpoint supports a workload's key ``thinking``. Raises `ModelError`, see
@@ -31,19 +33,11 @@ def check_thinking(workload: Workload, checkpoint: Path) -> None:
 
 def build_thinking_format(prompt: Prompt, switch: str, codec: TextCodec) -> PromptFormat:
     """As `build_prompt_format`, with thinking switched on or off; with thinking, a prompt ends where thoughts begin.
-
-    Args:
-        switch: "off", "keep" or "drop".
-    Raises:
-        ModelError: the template has no such switch, or the system message sets it to off (as SmolLM3's `/no_think`), or
-            the tokenizer has no marks around thoughts.
-    """
+    See `tasks.answers.thinking.Switch`. Raises `ModelError` if the template has no such switch, or the system message
+    sets it to off (as SmolLM3's `/no_think`), or the tokenizer has no marks around thoughts."""
     if switch == "off":
         if not _has_switch(codec):
-            raise ModelError(
-                "the model's chat template has no switch that turns thinking off: it reads neither enable_thinking nor "
-                "thinking"
-            )
+            raise ModelError(f"the model's chat template has no switch that turns thinking off: {READS_NONE}")
         return build_prompt_format(prompt, codec, **OFF)
     opening, _, mark = _find_texts(codec)
     form = build_prompt_format(prompt, codec, **ON)
@@ -87,9 +81,7 @@ def _find_texts(codec: TextCodec) -> tuple[str, str, str]:
     begin, end = _find_marks(codec)
     is_open = tail.rstrip().endswith(begin)
     if not is_open and not _has_switch(codec):
-        raise ModelError(
-            "the model's chat template has no switch for thinking: it reads neither enable_thinking nor thinking"
-        )
+        raise ModelError(f"the model's chat template has no switch for thinking: {READS_NONE}")
     empty = re.search(rf"{re.escape(begin)}(\s*){re.escape(end)}(\s*)$", tail_without)
     if empty is None:
         space = tail[len(tail.rstrip()) :] if is_open else ""

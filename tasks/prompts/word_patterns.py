@@ -1,57 +1,34 @@
 """The patterns by which byte-level BPE tokenizers split text into words."""
 
-LETTER_ALTERNATIVES = frozenset(
-    (
-        r" ?\p{L}+",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
-        r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
-    )
-)
+LETTER_ALTERNATIVES = {
+    r" ?\p{L}+",
+    r"[^\r\n\p{L}\p{N}]?\p{L}+",
+    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
+    r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+}
 """Letters, maybe with marks, maybe after one character that is no letter."""
 
-CASED_ALTERNATIVES = frozenset(
-    (
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-    )
-)
+CASED_ALTERNATIVES = {
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+}
 """Letters by case, maybe with a contraction; two of these cover all letters."""
 
-WORD_ALTERNATIVES = (
-    LETTER_ALTERNATIVES
-    | CASED_ALTERNATIVES
-    | {
-        # Contractions, case by case or not.
-        r"'s",
-        r"'t",
-        r"'re",
-        r"'ve",
-        r"'m",
-        r"'ll",
-        r"'d",
-        r"'(?:[sdmt]|ll|ve|re)",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        # A mark and letters.
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+",
-        # Digits, punctuation and white space: no letter in any.
-        r" ?\p{N}+",
-        r"\p{N}+",
-        r"\p{N}",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
-        r" ?[\p{P}\p{S}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s*[\r\n]",
-        r"\s+(?!\S)",
-        r"\s+",
-    }
-)
+WORD_ALTERNATIVES = {
+    *LETTER_ALTERNATIVES,
+    *CASED_ALTERNATIVES,
+    # Contractions, case by case or not.
+    *(r"'s", r"'t", r"'re", r"'ve", r"'m", r"'ll", r"'d", r"'(?:[sdmt]|ll|ve|re)", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
+    # A mark and letters.
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+",
+    # Digits, punctuation and white space: no letter in any.
+    *(r" ?\p{N}+", r"\p{N}+", r"\p{N}", r"\p{N}{1,3}"),
+    *(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"),
+    *(r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[\p{P}\p{S}]+[\r\n]*"),
+    *(r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
+}
 """The alternatives of known word patterns."""
 
 

@@ -21,10 +21,8 @@ NARROW_CHARACTERS, WIDE_CHARACTERS = frozenset(" .,:;'()|!fijlrtI"), frozenset("
 
 
 def element(tag: str, *children: str, **attributes: str | float) -> Markup:
-    """An SVG element; children that are not `Markup` are escaped.
-
-    In attribute names ``_`` becomes ``-``, and one at the end is dropped (``class_``). Floats keep two decimals.
-    """
+    """An SVG element; children that are not `Markup` are escaped. In attribute names ``_`` becomes ``-``, and one at
+    the end is dropped (``class_``). Floats keep two decimals."""
     start = tag
     for name, value in attributes.items():
         text = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else escape(value)
@@ -38,10 +36,8 @@ def text_width(text: str) -> float:
 
 
 def place_labels(labels: Sequence[tuple[float, str]], most_rows: int) -> list[tuple[float, str, int]]:
-    """Choose labels that do not overlap, as (pixel, text, row below the axis); each is centred on its pixel.
-
-    All labels are shown, in as few rows as possible; if they do not fit, every second, every third and so on.
-    """
+    """Choose labels that do not overlap, as (pixel, text, row below the axis); each is centred on its pixel. All are
+    shown, in as few rows as possible; if they do not fit, every second, every third and so on."""
     for every in range(1, len(labels) + 1):
         shown = labels[::every]
         for num_rows in range(1, most_rows + 1):
@@ -75,11 +71,7 @@ class Scale:
 
 
 class Picture(NamedTuple):
-    """The content of an SVG picture, without the outer element.
-
-    Attributes:
-        legend: pairs of CSS class and description of marks.
-    """
+    """The content of an SVG picture, without the outer element, and pairs of CSS class and description of marks."""
 
     width: float
     height: float

@@ -28,11 +28,8 @@ Row = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """All facts that a page shows of one run. The statement of each has its name, unless a comment names another.
-
-    Attributes:
-        prediction: name of a column of `totals` (or num_computed_tokens) to its predicted value; empty for none.
-    """
+    """All facts that a page shows of one run. The statement of each has its name, unless a comment names another. The
+    prediction maps a column of `totals` (or num_computed_tokens) to its predicted value."""
 
     run: Row
     totals: Row  # report/steps/totals
@@ -56,27 +53,22 @@ class RunFacts:
 
 
 def read_run(connection: duckdb.DuckDBPyConnection, run_id: str | None = None) -> Row:
-    """The row of a run; None for the newest run that had something to do.
-
-    Raises:
-        DatabaseError: there is no such run. DuckDB's errors pass through; `connect` translates them.
-    """
+    """The row of a run; None for the newest run that had something to do. `DatabaseError` if there is no such run."""
     for run in _read(connection, "run", {"run_id": run_id}):
         return run
     raise DatabaseError("no run in table runs yet" if run_id is None else f"no run {run_id!r} in table runs")
 
 
 def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: ArtifactRef | None = None) -> RunFacts:
-    """All facts of a run's page. Makes temporary tables; the database is not changed.
-
-    Args:
-        connection: to the run's database.
-        run: of `read_run`.
-        plan: the run's plan artifact, or None; a missing or damaged file counts as None.
-    """
+    """All facts of a run's page. Makes temporary tables; the database is not changed. A missing or damaged file of the
+    run's plan counts as None. See `read_run`."""
     execute(connection, "report/steps/timeline", {"run_id": run.run_id})
     execute(connection, "report/nice_width")
-    _take_plan_groups(connection, plan)
+    execute(connection, "report/plan/no_groups")
+    if plan is not None:
+        with suppress(ArtifactError):
+            open_parquet(plan).close()
+            execute(connection, "report/plan/groups", {"plan": plan.path})
     slowest = {"num_rows": NUM_SLOWEST}
     config, versions = _json_object(run.config), _json_object(run.versions)
     prediction, workload = config.get("prediction"), config.get("workload")
@@ -113,15 +105,6 @@ def _read_answers(
                 "slow_groups": _read(connection, "answers/slowest_groups", slowest, table=table, keys=keys),
             }
     return {}
-
-
-def _take_plan_groups(connection: duckdb.DuckDBPyConnection, plan: ArtifactRef | None) -> None:
-    """Make report_plan_groups, which is empty without a plan."""
-    execute(connection, "report/plan/no_groups")
-    if plan is not None:
-        with suppress(ArtifactError):
-            open_parquet(plan).close()
-            execute(connection, "report/plan/groups", {"plan": plan.path})
 
 
 def _read_evaluation(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[str, Any]:

@@ -100,11 +100,7 @@ def _draw_parts(parts: Sequence[tuple[Part, str]]) -> Picture:
 
 
 class Bar(NamedTuple):
-    """A bar of a histogram.
-
-    Attributes:
-        quiet: of the value, drawn in a quiet colour at the bottom.
-    """
+    """A bar of a histogram, whose lowest part may be drawn in a quiet colour."""
 
     value: float
     tip: str

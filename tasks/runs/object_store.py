@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,11 +38,8 @@ class MissingObjectError(ArtifactError):
 
 class ObjectStore:
     """Objects below a URL, as fsspec takes it: ``file:///shared/nights``, ``s3://bucket/nights``. Each begins with the
-    sha256 of its content, which tells truncated objects, so the store needs neither an atomic put nor a rename.
-
-    Credentials come from the environment or fsspec's configuration, never from the URL. Raises `ConfigError` if the
-    protocol is unknown, lacks its package, or lacks a setting.
-    """
+    sha256 of its content, which tells truncated objects, so the store needs neither an atomic put nor a rename. Raises
+    `ConfigError` if the protocol is unknown, lacks its package, or lacks a setting."""
 
     def __init__(self, url: str) -> None:
         import fsspec  # imported only when needed
@@ -113,10 +111,8 @@ class ObjectStore:
     def delete(self) -> None:
         """Delete everything below the URL."""
         self._store.invalidate_cache()
-        try:
+        with suppress(MissingObjectError):
             self._call("", lambda path: self._store.rm(path.rstrip("/"), recursive=True))
-        except MissingObjectError:
-            return
 
     def _call(self, name: str, call: Callable[[str], Result]) -> Result:
         """Call a method of fsspec, and retry for `PATIENCE_SECONDS` if the store is out of reach."""

@@ -74,10 +74,9 @@ def hold_database(database: str | Path, *, is_written: bool = True) -> Iterator[
 
 
 def needs_isolation(database: str | Path, workload: str) -> bool:
-    """Whether the workload's next run needs crash isolation: an engine in a process of its own.
-
-    That is so after a run died while it tried rows, until a run tries all its rows without such a death. A row that
-    crashes an engine's own process becomes an error row; in the flow's process it would crash every night."""
+    """Whether the workload's next run needs crash isolation, an engine in a process of its own: after a run died while
+    it tried rows, until a run tries all its rows without such a death. A row that crashes an engine's own process
+    becomes an error row; in the flow's process it would crash every night."""
     return _isolation_mark(database, workload).exists()
 
 
@@ -180,9 +179,8 @@ class Run:
         self.note(status=status, error=error, config=config)
 
     def finish(self) -> None:
-        """Note that the answers are in the database, and delete the files that only the run itself needed. The manifest
-        and ``steps/`` stay, for reports. Requests, tokens, plan and parts hold the prompts' text, and are in the
-        database or can be rebuilt."""
+        """Note that the answers are in the database, and delete the files that only the run itself needed: they hold
+        the prompts' text. The manifest and ``steps/`` stay, for reports."""
         self.artifacts = {name: ref for name, ref in self.artifacts.items() if name == "plan"}
         self.is_written = True
         self._save()

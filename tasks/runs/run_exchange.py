@@ -48,8 +48,7 @@ Upload = Callable[[Path], None]
 
 
 class RunExchange:
-    """The exchange as the run sees it. The run folder's file ``exchange`` holds the URL, for `use_exchange`. Raises as
-    `ObjectStore`."""
+    """The exchange as the run sees it. The run folder's file ``exchange`` holds the URL, for `use_exchange`."""
 
     def __init__(self, folder: str | Path, url: str) -> None:
         self._folder = Path(folder)
@@ -75,8 +74,7 @@ class RunExchange:
                         self._seen[path] = version
 
     def find(self, parts: Sequence[ArtifactRef]) -> list[ArtifactRef]:
-        """The copies, in the run folder, of parts that workers made. Raises `ArtifactError`, which names it, if a part
-        is missing in the store, or damaged."""
+        """The copies, in the run folder, of parts that workers made; `ArtifactError` if one is missing or damaged."""
         found = [replace(part, path=str(self._folder / "parts" / Path(part.path).name)) for part in parts]
         for part in found:
             try:
@@ -116,15 +114,9 @@ class RunExchange:
 
 @contextmanager
 def local_job(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Upload]]:
-    """The job with paths of this host, and a function to call with each changed file.
-
-    With an exchange, the job's folder is this process's private one, with the state of the partition so far.
-
-    Raises:
-        ArtifactError: the store cannot be reached, or what it holds is missing or damaged.
-        ModelError: the model is not on this host, or differs from the run's.
-        ConfigError: as `ObjectStore`.
-    """
+    """The job with paths of this host, and a function to call with each changed file. With an exchange, the job's
+    folder is this process's private one, with the state of the partition so far. Raises `ModelError` if the model is
+    not on this host, or differs from the run's, `ArtifactError` if the store cannot be reached or lacks an object."""
     if not job.exchange:
         yield job, lambda path: None
         return
@@ -164,8 +156,7 @@ def _find_checkpoint(model: str, model_digest: str) -> str:
 
 @contextmanager
 def _relaying(store: ObjectStore, folder: Path) -> Iterator[None]:
-    """During the block, pass on stop requests from the store and upload progress; at its end, put a stop request that
-    was made here into the store."""
+    """During the block, pass on stop requests from the store, and at its end, to it; upload progress."""
     stop, is_told = StopRequest(folder), threading.Event()
 
     def show() -> None:

@@ -20,8 +20,7 @@ from tasks.database.messages import describe_write_error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactRef:
-    """The reference of a Parquet file, which tasks pass on instead of a table; the digest is the hexadecimal sha256 of
-    the file."""
+    """The reference of a Parquet file, which tasks pass on instead of a table; the digest is its sha256."""
 
     path: str
     num_rows: int
@@ -42,12 +41,9 @@ def writing(path: str | Path, describe: Callable[[str | Path, OSError], str] = d
 
 @contextmanager
 def replace_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that replaces `path` when the block ends without an exception, safe against power loss.
-
-    It is written under a temporary name beside `path` (mode 0600), fsynced and renamed, and the folder is fsynced. An
-    exception in the block deletes the temporary file and leaves `path` as it was. Raises `ArtifactError` if the file
-    cannot be written; if the disk is full, the message says how much is free.
-    """
+    """Open a file for writing that replaces `path` when the block ends without an exception, safe against power loss:
+    it is written under a temporary name beside `path` (mode 0600), fsynced and renamed, and the folder is fsynced. An
+    exception in the block deletes the temporary file and leaves `path` as it was. Raises as `writing`."""
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with writing(target):
@@ -68,11 +64,7 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
 
 def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ArtifactRef:
     """Write batches of the schema to a file, one at a time, and return its reference; without a batch the file has no
-    rows. Raises `ArtifactError` if the folder cannot be written, or a batch does not have this schema.
-
-    Args:
-        batches: consumed.
-    """
+    rows. See `replace_file`. Raises `ArtifactError` if the folder cannot be written, or a batch has another schema."""
     num_rows = 0
     try:
         with replace_file(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
@@ -134,19 +126,15 @@ def _digest(path: str | Path) -> str:
 
 
 def build_once(
-    database: str | Path,
-    kind: str,
-    content: Sequence[object],
-    build: Callable[[Path], ArtifactRef],
+    database: str | Path, kind: str, content: Sequence[object], build: Callable[[Path], ArtifactRef]
 ) -> ArtifactRef:
-    """The artifact for `content` from the database's cache; built and cached if it is not there.
-
-    A file's name is made of `kind`, a hash of content and code, and the start of the file's own digest. The digest
-    tells damaged files, which are deleted and built again.
+    """The artifact for `content` from the database's cache; built and cached if it is not there. A file's name is made
+    of `kind`, a hash of content and code, and the start of the file's own digest. The digest tells damaged files, which
+    are deleted and built again.
 
     Args:
         content: JSON values: digests and settings.
-        build: writes the file at the path it is given. Raises what `build` raises.
+        build: writes the file at the path it is given.
     """
     folder = runs_folder(database) / "cache"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -43,8 +43,7 @@ def sort_batches(
     batches: Iterable[pa.RecordBatch], by: str, folder: str | Path, *, hash_columns: Mapping[str, str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all batches, sorted by a column, stable. One small batch is sorted in memory. Others may be larger
-    than memory, so DuckDB sorts them on disk. Raises `ArtifactError` if the folder cannot be written, or the disk is
-    full, and what `batches` raises.
+    than memory, so DuckDB sorts them on disk. Raises as `needing_room`, and what `batches` raises.
 
     Args:
         batches: of one schema, with columns of numbers, texts, bytes, and lists of numbers.

@@ -37,8 +37,7 @@ def sort_on_disk(
     hash_columns: Mapping[str, str],
 ) -> Iterator[pa.RecordBatch]:
     """See `sort_batches`. `begun` holds the first batches; it is emptied. Long values are in a `SpillFile`, the others
-    in DuckDB's temporary files. DuckDB deletes those at the end, and those of killed processes when it next writes
-    some."""
+    in DuckDB's temporary files, which it deletes at the end, or if it was killed, when it next writes some."""
     failures: list[BaseException] = []
     options = {"threads": 1, "memory_limit": MEMORY_LIMIT, "temp_directory": str(folder)}
     with SpillFile(folder) as spill, duckdb.connect(":memory:", config=options) as connection:
@@ -51,10 +50,9 @@ def sort_on_disk(
             set_option(connection, "arrow_large_buffer_size", True)
             set_option(connection, "enable_progress_bar", False)
             connection.register("arriving", pa.RecordBatchReader.from_batches(schema, arriving))
-            ordered = connection.sql(fill_identifiers(statement("storage/sort_rows"), by=by)).to_arrow_reader(
-                BATCH_ROWS
-            )
-            yield from map(rows.widen, _limit_bytes(read_batches(ordered), rows.size_columns))
+            sort = fill_identifiers(statement("storage/sort_rows"), by=by)
+            ordered = read_batches(connection.sql(sort).to_arrow_reader(BATCH_ROWS))
+            yield from map(rows.widen, _limit_bytes(ordered, rows.size_columns))
         except duckdb.Error as error:
             if failures:
                 raise failures[0] from None

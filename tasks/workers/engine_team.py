@@ -15,13 +15,8 @@ ALL_GPUS = ("auto", "cuda")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTeam:
-    """The engines of a run.
-
-    Attributes:
-        num_on_host: engines of each host; on a CPU they share it.
-        environments: for each engine's process on this host, environment variables that choose its device; empty if
-            the device is chosen elsewhere.
-    """
+    """The engines of a run, and of each host, whose CPU they share. For each engine's process on this host,
+    `environments` has variables that choose its device; none if the device is chosen elsewhere."""
 
     num_engines: int = 1
     num_on_host: int = 1
@@ -30,16 +25,13 @@ class EngineTeam:
 
 
 def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> EngineTeam:
-    """The engines of this host; on a CPU they share its threads and KV memory.
-
-    An engine of tensor_parallel_size n takes n consecutive GPUs.
+    """The engines of this host; on a CPU they share its threads and KV memory. An engine of tensor_parallel_size n
+    takes n consecutive GPUs. Raises `ConfigError` if there are more workers than GPUs.
 
     Args:
         workers: the number of engines. "auto" is one for each visible GPU; or one engine if the device is a CPU or
             names a GPU, or if one engine uses several GPUs.
         engine: the settings as the user gave them, for all engines together.
-    Raises:
-        ConfigError: more workers than GPUs.
     """
     size = engine.tensor_parallel_size
     gpus = _visible_gpus(size) if engine.device in ALL_GPUS and workers != 1 else []

@@ -16,8 +16,7 @@ from tasks.storage.artifact import ArtifactRef
 @task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
 def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
     """As `infer`, by a worker of a Ray cluster, on the GPU that Ray assigned to it, if any. Ray runs the task again if
-    its worker dies. Raises what `infer` raises, and `WorkerError` if several workers in a row die before they try a
-    row."""
+    its worker dies; raises `WorkerError` if several in a row die before they try a row."""
     import ray
 
     with local_job(partition, job) as (here, upload_file), here.stop.make_on_error():

@@ -28,13 +28,10 @@ class WorkerPool:
             self._free.put(_Worker({**environment, WORKER_VARIABLE: str(number)}))
 
     def answer(self, partition: int, job: InferJob) -> list[ArtifactRef] | None:
-        """As `tasks.infer.infer`, in the next free process. Raises what that raises, and `WorkerError` if several
-        processes in a row die before they try a row.
-
-        A process that dies is replaced, and the new one continues with the partition, except after the deadline: then
-        the finished parts are returned. Attempts are noted in the run folder, so that rows which crash the process are
-        found like other failing rows.
-        """
+        """As `tasks.infer.infer`, in the next free process. A process that dies is replaced, and the new one continues
+        with the partition, except after the deadline: then the finished parts are returned. Attempts are noted in the
+        run folder, so that rows which crash the process are found like other failing rows. Raises what `infer` raises,
+        and `WorkerError` if several processes in a row die before they try a row."""
         worker = self._free.get()
         try:
             while True:

@@ -39,12 +39,7 @@ _VALUE = re.compile(rf"\s*{_KEYS}\s*=(.*)")
 
 
 def describe_fault(error: ValueError, values: Mapping[str, Any], text: str) -> str:
-    """The message for an error, with the number of the line that it is about.
-
-    Args:
-        error: that reading the file raised.
-        values, text: of the file.
-    """
+    """The message for an error in a file, with the number of the line that it is about. See `find_line`."""
     if isinstance(error, pydantic.ValidationError):
         fault = choose_fault(error)
         steps = [str(step) for step in fault["loc"] if isinstance(step, str)]
@@ -56,19 +51,14 @@ def describe_fault(error: ValueError, values: Mapping[str, Any], text: str) -> s
 
 
 def choose_fault(error: pydantic.ValidationError) -> ErrorDetails:
-    """The error to report: an unknown key, because a misspelt key is often missing by its right name, else the first
-    one."""
+    """The error to report: the first, or an unknown key, since a misspelt key is missing by its right name."""
     faults = error.errors()
     return next((fault for fault in faults if fault["type"] in UNKNOWN_KEY), faults[0])
 
 
 def find_line(text: str, steps: Sequence[str]) -> int | None:
-    """The number, from 1 on, of the line with a key of a TOML file; if the key is missing, of its table's line.
-
-    Args:
-        text: valid TOML.
-        steps: the tables and the key in them, outermost first.
-    """
+    """The number, from 1 on, of the line with a key of a valid TOML file; if the key is missing, of its table's line.
+    `steps` are the tables, outermost first, and the key in them."""
     table: tuple[str, ...] = ()
     found, most, quote = None, 0, ""
     for number, line in enumerate(text.splitlines(), start=1):

@@ -23,18 +23,15 @@ def check_use(workload: "Workload", checkpoint: Path) -> None:
         raise ModelError(f"{what}: {model} {lack}; it can be used for {uses}")
     if not any(any(checkpoint.glob(pattern)) for pattern in ("tokenizer*", "vocab*", "*.model")):
         raise ModelError(f"{model}: the folder holds no tokenizer, such as tokenizer.json")
-    if workload.prompt.chat and not _has_chat_template(checkpoint):
-        raise ModelError(f"{model} has no chat template: set chat = false in the [prompt] of {workload.name!r}")
+    if workload.prompt.chat and not any(checkpoint.glob("*chat_template*")):
+        path = checkpoint / "tokenizer_config.json"
+        if not (path.is_file() and read_json(path).get("chat_template")):
+            raise ModelError(f"{model} has no chat template: set chat = false in the [prompt] of {workload.name!r}")
 
 
 def bind_again(workload: "Workload", model: str, model_digest: str) -> "Workload":
-    """The workload bound to the model of an earlier run, if a model decides its settings.
-
-    Args:
-        model, model_digest: as in the table ``runs``.
-    Raises:
-        ModelError: this model is gone or has changed.
-    """
+    """The workload bound to the model of an earlier run, if a model decides its settings. Raises `ModelError` if this
+    model is gone or has changed. See `RunRecord`."""
     if not workload.kind.is_pooled:
         return workload
     checkpoint = resolve_checkpoint(model)
@@ -56,10 +53,3 @@ def _why_no_text(checkpoint: Path) -> str:
 
         has_head = has_output_layer(checkpoint)
     return "" if has_head else "has no output layer: its files lack lm_head.weight"
-
-
-def _has_chat_template(checkpoint: Path) -> bool:
-    """Whether there is a file of it, or it is in the tokenizer's configuration."""
-    path = checkpoint / "tokenizer_config.json"
-    config = read_json(path) if path.is_file() else {}
-    return any(checkpoint.glob("*chat_template*")) or bool(config.get("chat_template"))

@@ -19,10 +19,9 @@ class RowLayouts:
 
     Attributes:
         templates: order of the parts, as in "2,0,1", to the template in this order.
-        template_digest: of the template as written in its file; the key of what the database holds for it.
-        has_kept: whether the database holds orders of earlier nights.
-        chosen: orders that this night has chosen: columns ``key_0``, ... and ``part_order``, null for the workload's
-            order. They override those of the database. None for no rows.
+        template_digest, has_kept: of the template in its file, and whether the database holds orders of rows for it.
+        chosen: orders that this night has chosen, which override those: columns ``key_0``, ... and ``part_order``, null
+            for the workload's order.
     """
 
     templates: Mapping[str, str]

@@ -59,8 +59,7 @@ class Prompt:
 
     Attributes:
         template: text with ``{field}`` for columns of the query; ``{{`` and ``}}`` are braces.
-        system: system message; empty for none, unused if chat is false.
-        chat: put the prompt into the model's chat template; else it is plain text.
+        chat: put the prompt, and the system message, into the model's chat template; else it is plain text.
         may_be_empty: fields whose NULL or blank value is an empty string instead of an error.
         layout: "auto" lets nights choose the order of the template's labelled parts; see `tasks.layouts`.
     """
@@ -115,11 +114,9 @@ class Workload:
         name: unique among the workloads of a database; part of run ids.
         source: the shipped name, or the TOML file's absolute path; `load_workload(source)` reads the workload again.
         kind: of answer: what a row asks the model, and how the model's output becomes columns.
-        requests_sql: text of the query that selects the rows.
-        key: columns that identify a row.
+        requests_sql, key: text of the query that selects the rows, and columns that identify a row.
         priority: whole-number column of the query; larger values are answered earlier, null is 0. Empty for none.
-        adapter: LoRA adapter for the model; None for none.
-        row_layouts: rows with their own order of parts; no key of the file. None for none.
+        row_layouts: rows with their own order of parts; no key of the file.
     """
 
     name: Annotated[Name, must(_PLAIN.fullmatch, "must hold letters, digits, '-' and '_' only, got {!r}")]
@@ -175,10 +172,8 @@ class Workload:
         return self if folder is None or self.adapter is not None else replace(self, adapter=Adapter.find(folder))
 
     def bind(self, checkpoint: Path) -> "Workload":
-        """The workload with the settings that the model decides, see `AnswerKind.bind`.
-
-        Raises `ModelError` if the model lacks an output layer or chat template for it, or the adapter is another's.
-        """
+        """The workload with the settings that the model decides, see `AnswerKind.bind`. Raises `ModelError` if the
+        model lacks an output layer or chat template for it, or the adapter is another's."""
         if self.adapter is not None:
             check_adapter(self.adapter, checkpoint)
         if not is_plain_chat(checkpoint):

@@ -14,9 +14,8 @@ from tasks import plan_prefix
 from tasks.plan_prefix import write_plan
 from tasks.storage import prompt_order
 from tasks.storage.artifact import ArtifactRef, write_parquet
-from tasks.storage.plan_file import read_all_rows, read_partition, read_plan_summary
+from tasks.storage.plan_file import read_all_rows, read_partition, read_plan_summary, read_spread_rows
 from tasks.storage.schemas import TOKENS_SCHEMA
-from tasks.storage.spread_rows import read_spread_rows
 
 
 def tokens_file(
