@@ -52,12 +52,15 @@ def _model_folder(package: str) -> Path:
 
 
 def demo(database: Path = Path("demo.duckdb"), model: Path | None = None) -> int:
-    """Build the database, answer it, show answers, evaluate them with gold rows; returns the exit code. With the
-    embedding model installed, documents get embeddings and the nearest pairs are shown.
+    """Build the database, answer it, show answers, evaluate them with gold rows; returns the exit code.
+
+    If the embedding model is installed, documents get embeddings and the nearest pairs are shown.
 
     Args:
         database: DuckDB file; built if it does not exist
         model: checkpoint folder or GGUF file; default: SmolLM2-135M-Instruct
+    Raises:
+        BatchloomError: the demo's contents are missing or the database cannot be used.
     """
     with temporary_server():  # one for all flows
         return _demo(database, model or find_demo_model(), make_console())

@@ -25,7 +25,11 @@ LOGGER = logging.getLogger("batchloom")
 
 
 def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadResult, ArtifactRef | None]:
-    """The stages before `infer`: what was read, and its plan; None if no row needs an answer. See `read_rows`."""
+    """The stages before `infer`: what was read, and its plan; None if no row needs an answer.
+
+    Args:
+        run: gets the artifacts and the seconds of each stage.
+    """
     found = read_rows(source, workload, run)
     if not found.num_selected:
         return found, None
@@ -60,6 +64,7 @@ def predict_night(
 
     Args:
         runs: each run with rows in the plan, and its share of these rows.
+        job, summary: what is computed, and its plan.
         num_answer_tokens: expected length of an answer.
         load_seconds: time until the first step, if there is a deadline.
     """

@@ -36,8 +36,11 @@ STOP_SECONDS = 20.0
 
 
 class RayCluster:
-    """A Ray cluster. This process joins it as a driver at the first use, and leaves it at `leave`. The address is that
-    of its head, ``host:port``, or "auto" for one that this host is part of."""
+    """A Ray cluster. This process joins it as a driver at the first use, and leaves it at `leave`.
+
+    Args:
+        address: of the cluster's head, ``host:port``, or "auto" for one that this host is part of.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -141,6 +141,7 @@ def infer_plan(
     """Predict a long plan, then infer its partitions; returns their parts, or None if the model cannot load in time.
 
     Args:
+        job, summary: what all partitions have in common, and their plan in numbers.
         shares: each run with rows in the plan, and its share of these rows.
         num_answer_tokens: expected length of an answer.
     """

@@ -37,12 +37,15 @@ def explain(
     team: EngineTeam,
     hardware: Hardware,
 ) -> Forecast:
-    """The forecast of one workload, for a team of engines, each on such hardware. Raises `ArtifactError` if a file is
-    not what its reference says, `CapacityError` or `ConfigError` if the device cannot hold or compute the model.
+    """The forecast of one workload, for a team of engines, each on such hardware.
 
     Args:
+        source: of the rows, and of config.json and the tokenizer.
         plan: of the rows found; None if there are none.
         run: the seconds of the earlier stages are in its record; gets those of this one.
+    Raises:
+        ArtifactError: a file is not what its reference says.
+        CapacityError, ConfigError: the device cannot hold the model, or has no rate for its number format.
     """
     forecast = Forecast(
         workload=workload.name,

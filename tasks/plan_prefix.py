@@ -47,6 +47,7 @@ def write_plan(
     """Write `target`: the plan of all prompts in `tokens`. Memory holds one range and a few numbers for each group.
 
     Args:
+        method: how prompts are grouped.
         partition_tokens: approximate cost of a partition; see `engine.planning.plan_partitions`.
         num_answer_tokens: expected of each distinct prompt; part of its cost.
         block_size: tokens of a KV block; groups share whole blocks. None: groups share nothing.

@@ -28,8 +28,13 @@ WAIT_SECONDS = 0.2
 
 def check_target(database: Path, target: Path, attach: Mapping[str, str]) -> None:
     """Check that a copy of the database can be written to `target`: a temporary file is made beside it and deleted.
-    Raises `ConfigError` if its folder is missing or takes no file, or it is a folder itself, a file that is no copy,
-    the database, or attached. See `parse_attachments`."""
+
+    Args:
+        attach: name to path of what queries read beside the database.
+    Raises:
+        ConfigError: its folder is missing or takes no file, or it is a folder itself, a file that is no copy, the
+            database, or attached.
+    """
     if not target.parent.is_dir():
         raise ConfigError(f"publish: no folder {target.parent}")
     if not os.access(target.parent, os.W_OK):
@@ -69,17 +74,18 @@ def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> 
 
 @task(name="publish", retries=2, retry_delay_seconds=10, cache_policy=NO_CACHE, persist_result=False)
 def publish(database: str | Path, target: str | Path, *, lock_timeout_seconds: float = 60.0) -> int:
-    """Replace `target` atomically by a copy of the database as it was last committed; returns the copy's size in bytes.
-    It is retried, because a lock or a full disk may not last.
+    """Replace `target` by a copy of the database as it was last committed; returns the copy's size in bytes. It is
+    retried, because a lock or a full disk may not last.
 
     Processes that have the old copy open go on reading it. During the copy others may read the database, but not write
     to it. Do not call this while this process has the database open.
 
     Args:
+        target: file that is replaced atomically.
         lock_timeout_seconds: how long to wait while another process has the database open.
     Raises:
-        DatabaseError: the database is locked for longer, or a process writes to the copy.
-        ArtifactError: the copy cannot be written; the old one stays.
+        DatabaseError: the database is locked for longer than `lock_timeout_seconds`, or a process writes to the copy.
+        OSError: the copy cannot be written; the old one stays.
     """
     database, target = Path(database), Path(target)
     log = target.with_name(f"{target.name}.wal")

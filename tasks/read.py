@@ -69,8 +69,10 @@ def read(source: Source, workload: Workload, folder: str | Path) -> ReadResult:
     Args:
         source: answers of other models do not count; with `full`, answered rows are read, too, except for later steps
             of a cascade.
+        folder: of the run.
     Raises:
-        DatabaseError: as `connect`, `check_requests` and `check_schema`, or the query reads a file that it may not.
+        DatabaseError: no database, locked, a missing table or column, a priority that is no whole number, or a query
+            that reads a file it may not; the message says which.
         ArtifactError: the folder cannot be written.
     """
     counts, database = {"num_already_done": 0, "num_errors": 0}, source.database

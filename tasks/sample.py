@@ -71,8 +71,11 @@ def choose_rows(
 def take_requests(
     name: str, requests: ArtifactRef, parameters: Mapping[str, Any], target: Path, **identifiers: Sequence[str]
 ) -> ArtifactRef:
-    """Write `target`: the rows that ``sql/<name>.sql`` takes from a requests artifact, in its columns. Parameters and
-    identifiers are those beside $requests. See `write_parquet`; raises `ArtifactError` as `open_parquet`, too."""
+    """Write `target`: the rows that ``sql/<name>.sql`` takes from a requests artifact, in its columns.
+
+    Args:
+        parameters, identifiers: of the statement, beside $requests, the artifact's path.
+    """
     text = fill_identifiers(statement(name), **identifiers)
     with open_parquet(requests) as file, duckdb.connect() as connection:
         schema = file.schema_arrow

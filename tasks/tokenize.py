@@ -94,8 +94,11 @@ def tokenize_requests(
     of request ``n`` of row ``r`` is ``r * len(suffixes) + n``.
 
     Args:
-        columns: what `encode` needs of each row, beside the columns row_id, error and row_priority.
-        num_answer_tokens: of the longest prompt plus answer, kept free for the answer.
+        requests: with the columns row_id, error, row_priority and `columns`.
+        columns: what `encode` needs of each row.
+        encode: gives the token ids of each row's prompt.
+        max_model_len: tokens of the longest prompt plus answer.
+        num_answer_tokens: of these, kept free for the answer.
         suffixes: see `AnswerKind.suffixes`; trusted.
     """
     numbers = ["open_questions"] if len(suffixes) > 1 else []

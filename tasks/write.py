@@ -31,11 +31,18 @@ FROM_RECORD = (
 
 
 def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 180.0) -> RunSummary:
-    """Replace the run's rows in the database by those of its artifacts, complete parts and step records, in one
-    transaction. Rows with an error in requests or tokens become error rows (finish_reason "invalid"). Rows that no part
-    answers are not written and stay to be done. DuckDB reads the Parquet files itself, so that memory stays bounded.
-    Rows that are written again keep their first created_at. See `connect`; raises `DatabaseError` as it does, and
-    before that `ArtifactError` if an artifact is missing or damaged.
+    """Replace the run's rows in the database by those of its artifacts, complete parts and step records.
+
+    All in one transaction. Rows with an error in requests or tokens become error rows (finish_reason "invalid"). Rows
+    that no part answers are not written and stay to be done. DuckDB reads the Parquet files itself, so that memory
+    stays bounded. Rows that are written again keep their first created_at.
+
+    Args:
+        run: may have ended before it had tokenized or read; then it has no such artifact.
+        lock_timeout_seconds: how long to wait while another process has the database open.
+    Raises:
+        ArtifactError: an artifact is missing or damaged; it is raised before the database is opened.
+        DatabaseError: locked for longer than `lock_timeout_seconds`, or an error of SQL; nothing is written then.
     """
     started = time.perf_counter()
     database, record = run.database, run.record

@@ -53,12 +53,17 @@ def find_problems(plan: NightPlan) -> list[str]:
 def check_model(
     model: str, config: EngineConfig, workloads: Mapping[str, Workload], machines: WorkerSettings
 ) -> tuple[list[str], dict[str, Workload]]:
-    """The errors of workloads with a model, one line each, and the other workloads, bound to it. Raises
-    `BatchloomError` if the model or a setting cannot be used for any workload.
+    """Check a model and the workloads that it answers.
 
     Args:
-        model, config, machines: checkpoint folder, GGUF file or hub id; of its engine; where it computes.
+        model: checkpoint folder, GGUF file or hub id.
+        config: of its engine.
         workloads: by name of their step.
+        machines: where it computes.
+    Returns:
+        the errors of workloads, one line each, and the other workloads, bound to the model.
+    Raises:
+        BatchloomError: the model or a setting cannot be used for any workload.
     """
     checkpoint = resolve_head(model)
     max_model_len = read_max_model_len(checkpoint, config.max_model_len)

@@ -26,7 +26,9 @@ def find_load_seconds(night: "Night", deadline: float, title: str) -> float | No
     """Seconds until the first step of the night's engines, 0 if they are loaded; None if the deadline comes first.
 
     Args:
-        deadline, title: Unix time; of the run, for the log.
+        night: the engines and the model that they load.
+        deadline: Unix time.
+        title: of the run, for the log.
     """
     if night.workers.are_loaded:
         return 0.0
@@ -47,6 +49,8 @@ def submit_in_time(
     """One task `infer` per partition, submitted when an engine is free, until the job is asked to stop.
 
     Args:
+        threads: runs the tasks.
+        dispatch_order: the partitions.
         given: the other arguments of `infer`, one of which is the job.
         num_engines: number of partitions that run at a time.
         pace: notes when partitions begin and end; None if nothing was forecast.

@@ -90,8 +90,17 @@ def night(
 
 
 class NightRun:
-    """The engines and the results of a night: summaries in the order of the runs, errors by workload. One model is in
-    memory, until another one has rows to answer. No step of an engine begins after `deadline` (Unix time)."""
+    """The engines and the results of a night. One model is in memory, until another one has rows to answer.
+
+    Args:
+        plan: the night file.
+        full: answer all rows again.
+        deadline: Unix time after which no step of an engine begins; None for none.
+
+    Attributes:
+        summaries: of the workloads that did not fail, in the order in which they ran.
+        errors: by name of the workload that failed.
+    """
 
     def __init__(self, plan: NightPlan, full: bool, deadline: float | None) -> None:
         self._plan = plan

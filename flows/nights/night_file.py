@@ -91,7 +91,9 @@ class NightPlan:
     Attributes:
         tables: as written, for all other settings.
         models: name to checkpoint (folder, file or hub id) and engine settings.
-        steps: the graph, in the order of the file; workloads and cascades are by name of the step.
+        steps: the graph, in the order of the file.
+        workloads: by name of the step.
+        cascades: by name of the step, if it belongs to a cascade.
         attach: name to absolute path of a folder or file that queries may read.
     """
 

@@ -120,8 +120,12 @@ def _plan_together(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[A
 def infer_together(
     night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef], plan: ArtifactRef
 ) -> InferJob | None:
-    """Infer the partitions of a joint plan of the prompts of each run to parts of each run; returns the job, or None if
-    the model cannot load in time. See `infer_plan`."""
+    """Infer the partitions of a joint plan to parts of each run; returns the job, or None if the model cannot load in
+    time. See `infer_plan`.
+
+    Args:
+        tokens, plan: the prompts of each run, and the plan of all.
+    """
     source, summary = night.source, read_plan_summary(plan)
     lengths = [read_answer_length(source.database, workload) for workload, _ in runs]
     firsts = find_first_row_ids(tokens)

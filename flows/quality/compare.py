@@ -56,8 +56,7 @@ def compare(
     attach: Attachments = (),
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> PromptDiff:
-    """Answer the same rows with two workloads, as one batch, and show which answers change; nothing is written. Raises
-    `BatchloomError`, which says what parameter is wrong.
+    """Answer the same rows with two workloads, as one batch, and show which answers change; nothing is written.
 
     Args:
         database: DuckDB file with the input tables, and the gold rows if any.
@@ -71,6 +70,11 @@ def compare(
         machines: which processes and machines compute.
         attach: NAME=PATH of a folder, DuckDB or SQLite file that the SQL of workloads may read under this name.
         lock_timeout_seconds: seconds to wait while another process has the database open.
+
+    Returns:
+        both answers to each row, metrics of both with gold rows, and a forecast for answering all rows anew.
+    Raises:
+        BatchloomError: a parameter is wrong; the message says what and where.
     """
     if machines.exchange:
         raise ConfigError("an exchange carries the work of one workload, and compare answers two: leave exchange empty")
@@ -89,7 +93,12 @@ def compare(
 
 
 def compare_workloads(night: Night, first: Workload, second: Workload, num_rows: int, gold: str | None) -> PromptDiff:
-    """See `compare`; the sample has `num_rows` rows."""
+    """See `compare`.
+
+    Args:
+        num_rows: size of the sample.
+        gold: table of expected values; None for none.
+    """
     source, names = night.source, (first.name, second.name)
     if first.name == second.name:
         names = (f"{first.name} (old)", f"{second.name} (new)")

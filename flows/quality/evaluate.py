@@ -42,8 +42,7 @@ def evaluate(
     """Measure the answers of a workload with gold rows or another run, with confidence intervals.
 
     Every compared row and every metric is kept in the database, see docs/evaluation.md. The report of the run that gave
-    the answers shows them. Raises `QualityError` if a metric is below its min or above its max, else `BatchloomError`,
-    which says what parameter is wrong.
+    the answers shows them.
 
     Args:
         database: DuckDB file with the answers and the gold rows.
@@ -55,6 +54,12 @@ def evaluate(
         max: as min, for a metric that should be small, such as ece; fails if it is above the value.
         k: length of the ranked lists for nDCG.
         lock_timeout_seconds: seconds to wait while another process has the database open.
+
+    Returns:
+        what was compared, and all metrics.
+    Raises:
+        QualityError: a metric is below its min or above its max; all metrics are in the database.
+        BatchloomError: a parameter is wrong; the message says what and where.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path fails here, before a folder is made next to it

@@ -19,7 +19,8 @@ def render_sample(
     """The answers and the forecast as tables.
 
     Args:
-        rows: the answers of the sample.
+        sample, rows: the rows that were chosen, and their answers.
+        forecast: for all rows; None if there is none.
         columns: width; 0 is the terminal's.
     """
     page = TextPage(columns)

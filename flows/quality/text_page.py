@@ -50,7 +50,12 @@ def make_table(title: str, texts: Iterable[str], numbers: Iterable[str] = (), *,
 
 
 def publish_page(kind: str, workload: str, text: str, description: str) -> None:
-    """Store a page as the artifact ``<kind>-<workload>`` of the calling flow run. See `create_markdown_artifact`."""
+    """Store a page as the artifact ``<kind>-<workload>`` of the calling flow run.
+
+    Args:
+        kind: of page, such as "forecast".
+        description: one line.
+    """
     create_markdown_artifact(markdown=f"```\n{text}\n```", key=artifact_key(kind, workload), description=description)
 
 

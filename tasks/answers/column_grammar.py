@@ -33,8 +33,13 @@ Count = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Bounds:
-    """Bounds of a column's values beyond its type: most characters of each VARCHAR in it, and most items of each list
-    (0 for any number), and a regular expression that each whole VARCHAR matches (empty for none)."""
+    """Bounds of a column's values beyond its type.
+
+    Attributes:
+        max_chars: most characters of each VARCHAR in the type; 0 for any number.
+        pattern: regular expression that each whole VARCHAR matches; empty for none.
+        max_items: most items of each list in the type; 0 for any number.
+    """
 
     max_chars: Count = 0
     pattern: Annotated[str, AfterValidator(check_pattern)] = ""

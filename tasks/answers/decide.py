@@ -64,8 +64,11 @@ def _check_names(questions: dict[str, "Question"]) -> dict[str, "Question"]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Question:
-    """One question about a row. Its type is BOOLEAN, ENUM('a', 'b', ...), or SCORE(a, b): the expected value over the
-    whole numbers a to b."""
+    """One question about a row.
+
+    Attributes:
+        type: BOOLEAN, ENUM('a', 'b', ...), or SCORE(a, b): the expected value over the whole numbers a to b.
+    """
 
     type: Annotated[str, must(find_labels, _EXPECTED)]
     ask: Text

@@ -19,12 +19,14 @@ from tasks.answers.toml_value import CONFIG, Output, must
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Embedding(PooledKind):
-    """The embedding of a row's text, of which the first `dimensions` numbers are kept. `bind` fills what the file
-    leaves out from the checkpoint.
+    """The embedding of a row's text. `bind` fills settings that the file leaves out from the checkpoint.
 
     Attributes:
-        normalize: whether embeddings are scaled to length 1.
-        prompt_name: of the checkpoint's prompt that is put in front of each text; empty for none.
+        dimensions: how many of the embedding's first numbers are kept; None for all.
+        normalize: whether embeddings are scaled to length 1; None for the checkpoint's default.
+        prompt_name: name of the checkpoint's prompt that is put in front of each text; None for the checkpoint's
+            default, empty for none.
+        too_long: see `TooLong`.
     """
 
     mode: ClassVar[str] = "embed"

@@ -26,7 +26,12 @@ def _read_type(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class Column(Bounds):
-    """One column of the answer, its type spelled as DuckDB does; `not_null`: the model must always give a value."""
+    """One column of the answer.
+
+    Attributes:
+        type: DuckDB type, spelled as DuckDB does.
+        not_null: the model must give a value even if the text has none.
+    """
 
     type: Annotated[str, AfterValidator(_read_type)]
     ask: str = ""

@@ -20,13 +20,13 @@ PAIR_MARK = "\x1f"
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class HeadScore(ScoreKind, PooledKind):
-    """A choice of the classification head; the score is the probability of one class. Of a pair, the longer text is cut
-    if it is too long.
+    """A choice of the classification head; the score is the probability of one class.
 
     Attributes:
         labels: the head's classes, in order; `bind` reads them.
         score_label: the class whose probability is the score; empty for the first.
         pair: template of the second text of a pair; empty for one text. `bind` sets it to the pair's separator.
+        too_long: see `TooLong`; of a pair, the longer text is cut.
     """
 
     labels: Literal["checkpoint"] | Texts

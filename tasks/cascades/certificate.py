@@ -24,11 +24,14 @@ def certify(
 ) -> tuple[float | None, str]:
     """Choose a cascade's threshold by the rows that both models have answered, and keep the certificate, under the
     workload's name. The same answers give the same certificate, which is kept once. Returns the threshold, see
-    `TestedThreshold`, and the certificate as one line. Raises `DatabaseError` if the query does not run any more.
+    `TestedThreshold`, and the certificate as one line.
 
     Args:
         cascade: with a target.
         model_digests: of the first model, and of the model that answers unsure rows.
+        attach: what the workload's query may read beside the database.
+    Raises:
+        DatabaseError: the database is locked, or the query does not run any more.
     """
     assert cascade.target_agreement is not None
     first, second = model_digests

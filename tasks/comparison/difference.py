@@ -41,10 +41,13 @@ class PromptDiff:
     """Two workloads on the same rows.
 
     Attributes:
-        rows: of the sample, with both answers; empty if the second workload has no rows. `changed` are those among them
-            with different answers.
-        agreements, differences: of both answers, by column; of metrics against gold.
-        num_tokens_together, num_tokens_apart: prompt tokens that one batch of both computes, or a batch of each.
+        gold: the table of expected values; empty for none.
+        rows: of the sample, with both answers; empty if the second workload has no rows.
+        changed: those with different answers.
+        agreements: of both answers, by column.
+        differences: of metrics against gold.
+        num_tokens_together: prompt tokens that one batch of both computes.
+        num_tokens_apart: prompt tokens that a batch of each would compute.
         forecast: for all rows of the second workload; None if the model's cost on the device is not known.
     """
 
@@ -70,8 +73,14 @@ def check_gold(database: str | Path, gold: str, workloads: tuple[Workload, Workl
 def compare_with_gold(
     database: str | Path, gold: str, workloads: tuple[Workload, Workload], rows: Sequence[PairedRow]
 ) -> list[Difference]:
-    """Compare both workloads' answers with gold, in memory; the database is only read. See `evaluate_answers`; raises
-    `DatabaseError` if gold cannot be used for one of the workloads, or none of its rows is in the sample."""
+    """Compare both workloads' answers with gold, in memory; the database is only read.
+
+    Args:
+        gold: table or view; see `tasks.evaluation.evaluation.evaluate_answers`.
+        workloads: the first and the second; `rows` has the answers of both.
+    Raises:
+        DatabaseError: gold cannot be used for one of the workloads, or none of its rows is in the sample.
+    """
     with connect(database, read_only=True) as connection:
         gold_types = list_gold_columns(connection, gold)
         gold_rows = connection.sql(statement("compare/read_gold"), params={"gold": gold}).to_arrow_table()

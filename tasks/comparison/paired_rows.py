@@ -63,10 +63,12 @@ def check_comparable(first: Workload, second: Workload) -> None:
 
 @task(name="take_same_rows", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def take_same_rows(workload: Workload, requests: ArtifactRef, chosen: ArtifactRef, target: Path) -> ArtifactRef:
-    """Write `target`: the workload's requests for rows that were chosen from another workload, in their order. See
-    `take_requests`.
+    """Write `target`: the workload's requests for rows that were chosen from another workload, in their order.
 
     Args:
-        requests, chosen: of all rows of the workload; of the other workload, numbered from 0.
+        requests: of all rows of the workload.
+        chosen: requests of the other workload, numbered from 0.
+    Raises:
+        ArtifactError: the requests are not what their references say, or `target` cannot be written.
     """
     return take_requests("compare/take_same_rows", requests, {"chosen": chosen.path}, target, keys=workload.key)

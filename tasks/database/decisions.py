@@ -19,11 +19,12 @@ def insert_decisions(
     parts: Sequence[str],
     schema: pa.Schema,
 ) -> None:
-    """Write the rows that a run has answered, within a transaction. One statement writes all rows that were asked the
-    same questions. A row may have been asked only some of the workload's questions, for example a new one; its other
-    columns are copied from its earlier answer.
+    """Write the rows that a run has answered. One statement writes all rows that were asked the same questions. A row
+    may have been asked only some of the workload's questions, for example a new one; its other columns are copied from
+    its earlier answer.
 
     Args:
+        connection: in a transaction, in which the run has no answers yet.
         row: parameters of the statement that all rows share: requests, model, run_id, created_at.
         tokens, parts: paths of the run's tokens.parquet, which has the errors of prompts, and of its complete parts.
         schema: of a part.

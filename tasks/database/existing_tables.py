@@ -41,12 +41,15 @@ def check_existing(
     workload: Workload,
     database: str,
 ) -> None:
-    """Check that batchloom can use tables, and replace views, that are there under names that it needs. Raises as
-    `check_schema`.
+    """Check that batchloom can use tables, and replace views, that are there under names that it needs.
 
     Args:
-        existing, needed: tables and views of the database, and those that batchloom makes in an empty one, by name.
+        existing: tables and views of the database, by name.
+        needed: those that batchloom makes in an empty database.
         written: columns that the workload writes to its output table, which may lack some, with their types.
+        database: its name in messages.
+    Raises:
+        DatabaseError: see `tasks.database.schema.check_schema`.
     """
     for name, relation in needed.items():
         found = existing.get(name, relation)
@@ -63,8 +66,15 @@ def check_existing(
 
 
 def check_own_view(existing: Mapping[str, Relation], name: str, columns: Iterable[str], database: str) -> None:
-    """Check that a view of this name, in any case, if there is one, is batchloom's own, so that it may be replaced.
-    Raises `DatabaseError` if it lacks one of the columns, which a user's own view hardly has. See `check_existing`."""
+    """Check that a view of this name, if there is one, is batchloom's own, so that it may be replaced.
+
+    Args:
+        existing: tables and views of the database, by name.
+        name: in any case.
+        columns: which batchloom's view has, and a user's own view hardly has.
+    Raises:
+        DatabaseError: it lacks one of these columns.
+    """
     found = existing.get(name.lower())
     if found and found.is_view and not found.columns.keys() >= set(columns):
         raise DatabaseError(f"{database}: batchloom has not made the view {name!r} and would replace it: rename it")
@@ -96,7 +106,11 @@ def list_added(workload: Workload | None, table: str) -> Mapping[str, str]:
 def add_columns(
     connection: duckdb.DuckDBPyConnection, workload: Workload | None, table: str, lacking: Set[str]
 ) -> None:
-    """Add to a table those columns that it lacks; all names are in lower case. See `list_added`."""
+    """Add to a table those columns of `list_added` that it lacks.
+
+    Args:
+        table, lacking: names of the table and of the columns, in lower case.
+    """
     for column, type_ in list_added(workload, table).items():
         if column.lower() in lacking:
             execute(connection, "schema/add_column", table=table, column={column: type_})

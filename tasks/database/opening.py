@@ -27,8 +27,15 @@ OTHER_FILE_MESSAGES = "Cannot launch in-memory database in read-only mode", "sql
 def wait_and_open(
     path: Path, error: duckdb.Error, *, read_only: bool, lock_timeout_seconds: float
 ) -> duckdb.DuckDBPyConnection:
-    """Open a file that could not be opened at once, because of `error`. A wait of more than a second is logged.
-    See `connect`; raises as it does."""
+    """Open a file that could not be opened at once. A wait of more than a second is logged.
+
+    Args:
+        error: why it could not.
+        read_only: a file that this process has open for writing is opened for writing, too.
+        lock_timeout_seconds: to wait while another process holds the file.
+    Raises:
+        DatabaseError: not a DuckDB file, locked (the message names the process id), or not readable.
+    """
     begun, wait_seconds, is_logged = time.monotonic(), 0.02, False
     while True:
         message = str(error)

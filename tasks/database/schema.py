@@ -90,8 +90,14 @@ def create_schema(
 
 
 def check_schema(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str) -> None:
-    """Raise `DatabaseError` if an existing table lacks a column that the workload writes or has one of another type, or
-    the user has a table or view of his own under a name that batchloom needs. See `check_requests`."""
+    """Check that the workload's answers can be written to the tables that are there.
+
+    Args:
+        database: its name in messages.
+    Raises:
+        DatabaseError: an existing table lacks a column (both are named) or has one of another type, or the user has a
+            table or view of his own under a name that batchloom needs.
+    """
     existing, needed = list_relations(connection), _needed_relations(workload)
     types = {**dict.fromkeys(workload.key, "text"), **workload.kind.columns}
     written = {name.lower(): str(duckdb.sqltype(type_)) for name, type_ in types.items()}

@@ -116,11 +116,15 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
 
 
 def fit(probabilities: Values, is_right: Values, method: Method) -> Calibration:
-    """The map of one probability. Raises `ValueError` if there are too few rows, the event always or never occurred, or
-    larger probabilities are not right more often.
+    """The map of one probability.
 
     Args:
-        probabilities, is_right: 0 to 1; 1.0 if the event of the probability occurred, else 0.0.
+        probabilities: 0 to 1.
+        is_right: 1.0 if the event of the probability occurred, else 0.0.
+        method: see `calibrate_answers`.
+    Raises:
+        ValueError: there are too few rows, the event always or never occurred, or larger probabilities are not right
+            more often.
     """
     if len(probabilities) < FEWEST_ROWS:
         answered = f"{len(probabilities)} rows that this workload and model answered"

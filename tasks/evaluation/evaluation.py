@@ -41,8 +41,13 @@ GOLD = "gold"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A metric of an evaluation; a row of the table ``evaluation_metrics``. The reference is "gold", or the id of the
-    run that the answers were compared with; `low` and `high` are a 95% confidence interval, None with too few rows."""
+    """A metric of an evaluation; a row of the table ``evaluation_metrics``.
+
+    Attributes:
+        reference: "gold", or the id of the run that the answers were compared with.
+        label: None for the column as a whole.
+        low, high: 95% confidence interval; None if there are too few rows for one.
+    """
 
     reference: str
     column_name: str
@@ -59,8 +64,9 @@ class Evaluation:
     """What was compared, and the metrics.
 
     Attributes:
-        gold, against: the table of expected values, and the id of the run that is compared with; empty for none.
+        gold: the table of expected values; empty if only two runs were compared.
         answers: "newest", or the id of the run whose answers were evaluated.
+        against: the id of the run that they were compared with; empty for none.
         run_id: of the newest answer compared.
         num_gold_rows: the sum of num_ok, num_errors and num_unanswered.
     """
@@ -195,7 +201,11 @@ class Comparison:
         return columns
 
     def compare_with_gold(self, gold: str, k: int, copy: str | None = None) -> None:
-        """Insert rows with each expected value and its answer. See `read_gold` and `evaluate_answers`."""
+        """Insert rows with each expected value and its answer.
+
+        Args:
+            gold, copy, k: see `read_gold` and `evaluate_answers`.
+        """
         for column in self.read_gold(gold, copy):
             given: dict[str, Any] = {**self._this, "column": column.name, "true_label": column.true_label}
             if column.kind == "rank":

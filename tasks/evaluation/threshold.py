@@ -10,8 +10,13 @@ from tasks.evaluation.evaluation import GOLD, Metric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """The least allowed value of a metric, or the largest. An empty column stands for each column that has the metric,
-    an empty label for the column as a whole."""
+    """A bound for a metric.
+
+    Attributes:
+        column_name: of the answers; empty for each column that has the metric.
+        label: of the metric; empty for the column as a whole.
+        bound, is_least: the least allowed value, or the largest.
+    """
 
     metric: str
     column_name: str = ""

@@ -30,8 +30,9 @@ def try_settings(
 
     Args:
         simulate: takes a configuration, bytes of KV, a first partition, and how many partitions from it on are joined.
+        config, kv_bytes: the present configuration and KV memory.
         most_kv_bytes: memory that the device has for KV; twice the KV memory is tried only where it fits.
-        run, partition_seconds: the simulation of all partitions as they are, and of each.
+        run, partition_seconds: the simulation of all partitions with both, and of each.
     """
     busy = [partition for partition, seconds in enumerate(partition_seconds) if seconds]  # not of oversized rows alone
     if not busy:

@@ -117,7 +117,9 @@ class Prediction:
     """A simulated run.
 
     Attributes:
+        dtype: of weights and KV.
         num_oversized_rows: rows that do not fit into the KV budget even alone; they become error rows.
+        num_oversized_tokens: of their prompts.
         num_engines: engines that run in parallel, each on such a device.
         seconds: until the last engine is done.
         run: steps, tokens and times, of all engines together.
@@ -142,8 +144,10 @@ class KeptPrefixes:
     """KV of shared prefixes that a later night over the same documents would read from disk; see `EngineConfig`.
 
     Attributes:
-        compute_seconds: to compute the linear layers of these tokens on the device.
-        read_seconds: to read their KV from the database's disk, at the rate measured now, and check its digests.
+        num_tokens: of the prefixes that prompts of the plan share.
+        num_bytes: of their KV.
+        compute_seconds: to compute their linear layers on the device.
+        read_seconds: to read them from the database's disk, at the rate measured now, and check their digests.
         budget_bytes: that `keep_prefixes` allows; 0: nothing is kept.
     """
 
@@ -157,9 +161,13 @@ class KeptPrefixes:
     def measure(
         cls, rows: Plan, config: EngineConfig, hardware: Hardware, database: str | Path
     ) -> "KeptPrefixes | None":
-        """Compare computing the shared prefixes of a plan with reading their KV from the disk of the database, beside
-        which it is kept. None if the rows share nothing, the engine cannot keep KV, or the disk cannot be measured.
-        See `Hardware`."""
+        """Compare computing the shared prefixes of a plan with reading their KV from the database's disk. None if the
+        rows share nothing, the engine cannot keep KV, or the disk cannot be measured.
+
+        Args:
+            rows, hardware: the plan, and the device whose rates give the time to compute.
+            database: KV is kept beside it.
+        """
         if config.sharing in ("lru", "none") or config.disaggregation != "none" or hardware.shape.kept_windows:
             return None
         shared = [len(group.prefix) for group in rows.groups() if len(group.prefix) >= config.block_size]
@@ -187,14 +195,18 @@ class Forecast:
 
     Attributes:
         label: always "simulated": the model computed none of these numbers.
-        num_rows: rows to answer, those included that cannot be answered, and those whose prompt equals another row's.
+        num_rows: rows to answer, those with an error included.
         num_already_done: rows that earlier runs answered; they are not planned.
+        num_error_rows: of num_rows: rows that cannot be answered.
+        num_duplicates: of num_rows: rows whose prompt equals another row's; it is computed once.
         num_prompt_tokens: of all rows without an error.
         policies: ways to share: none, an LRU cache of blocks (simulated), identical prompts once, the plans, and last
             the plan in partitions, as it runs.
         best_saving_ratio: the best that any sharing of prefixes could reach.
         field_orders: best first; empty if the template has one field or too many.
-        prediction, kept_prefixes: None if there is nothing to run, or prompts share nothing.
+        prediction: None if there is nothing to run.
+        kept_prefixes: what keeping KV on disk would bring; None if prompts share nothing.
+        advice: sentences; empty if no change would help.
         seconds: that each stage of the explanation took.
     """
 

@@ -62,8 +62,13 @@ class Hardware:
         kv_bytes: int,
         num_answer_tokens: int,
     ) -> SimulationSummary:
-        """Simulate one engine on this device with these groups, whose members' request_indices point into `requests`.
-        See `simulate_plan`; raises `ConfigError` if the device has no rate for the number format."""
+        """Simulate one engine on this device with these groups; `ConfigError` if the device has no rate for the number
+        format.
+
+        Args:
+            groups: their members' request_indices point into `requests`.
+            kv_bytes, num_answer_tokens: memory for KV, and tokens of every answer.
+        """
         if self.device.name != "cpu":
             config = resolve_step_tokens(config, self.device, self.shape, self.free_bytes)
         steps = simulate_plan(
@@ -79,12 +84,15 @@ class Hardware:
 
 
 def choose_hardware(checkpoint: Path, team: EngineTeam, name: str | None = None) -> Hardware:
-    """The device called `name`, with the model of a checkpoint folder on it. Raises as `check_kv_budget`, `ConfigError`
-    if there is no such device, or it has no rate for the number format, `ModelError` if the model's cost is not known.
+    """The device called `name`, with the model of a checkpoint folder on it.
 
     Args:
         team: whose engines on a host share the rates of a CPU; GPUs are not shared.
         name: of `DEVICES`, or "cpu", "cuda" or "auto" for a device of this machine; None for that of the team.
+    Raises:
+        CapacityError: the KV budget is below two blocks, see `check_kv_budget`.
+        ConfigError: no such device, no GPU here, or the device has no rate for the number format.
+        ModelError: config.json cannot be read, or the model's cost is not known.
     """
     config = team.engine
     if name is None:

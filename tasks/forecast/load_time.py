@@ -16,9 +16,19 @@ PROBED_BYTES = 16 << 20
 
 
 def forecast_load(source: Source, engine: EngineConfig) -> float:
-    """Seconds to load the source's model: the largest time that one of the newest runs took beside its steps, as runs
-    that found the model loaded took almost none. For a model that has not run here yet, the time to read its files, at
-    the rate of the largest file's first bytes. Raises `ModelError` if the folder holds no weights."""
+    """Seconds to load the source's model.
+
+    The largest time that one of the newest runs took beside its steps: runs that found the model loaded took almost
+    none. For a model that has not run here yet, the time to read its files, at the rate of the largest file's first
+    bytes.
+
+    Args:
+        source: its database has earlier runs.
+        engine: names device and number format.
+    Raises:
+        DatabaseError: the database is locked.
+        ModelError: the folder holds no weights.
+    """
     found = _read_earlier(source, "read/load_seconds", engine)
     return max(0.0, *found) if found else _time_reading(source.checkpoint)
 

@@ -85,8 +85,12 @@ def predict(
 def hand_out(
     order: Iterable[int], partition_seconds: Sequence[float], num_engines: int
 ) -> dict[int, tuple[float, float]]:
-    """Seconds until each partition begins and ends, if the engine that is free first takes the next.
-    See `flows.workers`."""
+    """Seconds until each partition begins and ends, if the engine that is free first takes the next. See
+    `flows.workers`.
+
+    Args:
+        order, partition_seconds: in which partitions are taken, and of each, by its number.
+    """
     free_at, spans = [0.0] * num_engines, {}
     for partition in order:
         begin = free_at[0]
@@ -127,13 +131,16 @@ def predict_run(
 
     Returns quantities named as in `RunFacts.prediction`, num_simulated_partitions of num_partitions, and speed_ratio;
     with a deadline also num_fitting_partitions and num_fitting_rows, done by then; rows of a cut partition count, too.
-    Raises as `choose_hardware` and `read_partition`.
 
     Args:
+        job, summary: of one workload, or of several that are planned together, and of the plan.
         num_answer_tokens: expected tokens of an answer.
         seconds_left: until the deadline, if there is one.
         speed_ratio: real over simulated time of a step.
         hardware: the team's; looked up if None.
+    Raises:
+        ArtifactError: the plan is not what its reference says.
+        CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
     """
     engine, checkpoint = team.engine, Path(job.checkpoint)
     if hardware is None:

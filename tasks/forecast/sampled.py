@@ -44,6 +44,7 @@ class SampledForecast:
     """The forecast for answering all rows.
 
     Attributes:
+        num_rows: all rows, from which the sample was chosen.
         seconds: of inference: simulated with the sample's answer length, times `speed_ratio`.
         speed_ratio: real over simulated time of the sample's steps.
         peak_kv_bytes: the most KV that a step uses, of `kv_budget_bytes`, on each engine.
@@ -76,11 +77,14 @@ def forecast_whole(
     """Simulate all rows with the sample's answer length, and correct the time by the sample's real step times.
 
     The intervals cover the chance in the sample: lengths of its answers and times of its steps. They do not cover the
-    error of simulating many rows instead of few. Raises as `predict_run`.
+    error of simulating many rows instead of few.
 
     Args:
         plan, workload: of all rows, and what they ask.
         output_tokens: of each answer in the sample.
+    Raises:
+        ArtifactError: a plan is not what its reference says.
+        CapacityError, ConfigError, ModelError: the device cannot hold the model, or their cost is not known.
     """
     hardware = choose_hardware(Path(sample.job.checkpoint), team)
     whole = read_plan_summary(plan)

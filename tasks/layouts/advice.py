@@ -23,11 +23,12 @@ LEAST_GAIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutCost:
-    """A layout of the prompts and the prompt tokens that one plan of all rows computes.
+    """A layout of the prompts and its cost.
 
     Attributes:
         name: "as written", "kept", "one order" (the best one for all rows of a workload), "order per row", or an order.
         orders: of each workload, the labels of its parts, first to last; empty if its parts cannot move.
+        num_computed_tokens: prompt tokens that one plan of all rows computes.
     """
 
     name: str
@@ -37,8 +38,13 @@ class LayoutCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutAdvice:
-    """Layouts of workloads that are planned together, "as written" first, with the rows of all queries that have no
-    error, and the prompt tokens of these rows without sharing."""
+    """Layouts of workloads that are planned together.
+
+    Attributes:
+        num_rows: of all queries, without rows that have an error.
+        num_prompt_tokens: of all rows, without sharing.
+        costs: "as written" first.
+    """
 
     workloads: tuple[str, ...]
     num_rows: int

@@ -99,8 +99,12 @@ def find_most_frequent(orders: RowOrders) -> Order:
 
 
 def order_rows(workloads: Sequence[PartTexts], own: Sequence[RowOrders], is_fixed: Sequence[bool]) -> list[RowOrders]:
-    """An order for each row, chosen place by place; see the module. Rows that share nothing more keep their own order,
-    as do all rows of workloads that are fixed. See `list_ways`."""
+    """An order for each row, chosen place by place; see the module. Rows that share nothing more keep their own order.
+
+    Args:
+        own: the present orders of the rows.
+        is_fixed: workloads whose rows keep their orders.
+    """
     num_parts = max(texts.hashes.shape[1] for texts in workloads)
     hashes = np.concatenate([_widen(texts.hashes, num_parts) for texts in workloads])
     num_bytes = np.concatenate([_widen(texts.num_bytes, num_parts) for texts in workloads])
@@ -168,10 +172,13 @@ def _pick_parts(groups: Hashes, num_bytes: Ints, may_take: Bools, own_next: Ints
 
 
 def _weigh_groups(groups: Hashes, num_bytes: Ints, may_take: Bools) -> tuple[Ints, Ints, Ints, Ints]:
-    """Groups of rows with the same beginning that could continue with the same part: ``[num_rows, num_parts]``, number
-    of the group, or if the row may not take the part, the number of groups. Of each group: its number of rows; bytes
-    times 1024 that it saves each of its rows, by the part and all others that its rows share; and of these parts, the
-    one that most rows share, as the number of its group."""
+    """Groups of rows with the same beginning that could continue with the same part.
+
+    Returns:
+        ``[num_rows, num_parts]``: number of the group; if the row may not take the part, the number of groups. Of each
+        group: its number of rows; bytes times 1024 that it saves each of its rows, by the part and all others that its
+        rows share; and of these parts, the one that most rows share, as the number of its group.
+    """
     rows, parts = np.nonzero(may_take)
     _, firsts, inverse, sizes = np.unique(
         groups[rows, parts], return_index=True, return_inverse=True, return_counts=True

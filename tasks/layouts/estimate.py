@@ -31,8 +31,13 @@ _SHIFT = np.uint64(32)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartTexts:
-    """The texts of one workload's parts, for each row: the hash of the text before the parts, and ``[num_rows,
-    num_parts]`` hashes, which are equal for equal texts of any workload, and sizes."""
+    """The texts of one workload's parts, for each row.
+
+    Attributes:
+        head: hash of the text before the parts.
+        hashes: ``[num_rows, num_parts]``; equal texts have equal hashes, in all workloads.
+        num_bytes: ``[num_rows, num_parts]``.
+    """
 
     head: int
     hashes: Hashes
@@ -71,8 +76,11 @@ def mix(beginning: Hashes, following: Hashes) -> Hashes:
 
 
 def read_part_texts(requests: ArtifactRef, workload: Workload, parts: Parts) -> PartTexts:
-    """The texts of a workload's rows, part by part, without rows that have an error. The workload is as in its file.
-    See `split_prompt`."""
+    """The texts of a workload's rows, part by part, without rows that have an error.
+
+    Args:
+        requests, workload, parts: of the workload as in its file, whose template has these parts.
+    """
     fields, prompt = workload.prompt.fields, workload.prompt
     open_parquet(requests).close()
     with duckdb.connect() as connection:

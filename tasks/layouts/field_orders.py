@@ -23,7 +23,10 @@ MOST_FIELDS = 8
 
 def order_fields(requests: ArtifactRef, row_ids: Ints, prompt: Prompt) -> list[FieldOrder]:
     """Orders of a template's fields over some rows, best first; empty if it has one field, or more than `MOST_FIELDS`.
-    See `compare_field_orders`."""
+
+    Args:
+        requests, row_ids: with the rows' texts, and the rows to count.
+    """
     segments = [(literal, field) for literal, field in prompt.segments if field is not None]
     if not 2 <= len(segments) <= MOST_FIELDS:
         return []

@@ -55,8 +55,12 @@ def use_kept(database: str | Path, workload: Workload) -> Workload:
 
 
 def lay_out(workload: Workload, kept: Kept | None, chosen: pa.Table | None = None) -> Workload:
-    """The workload, which is as in its file, in a layout (None: as written), with rows whose orders are not kept yet.
-    See `RowLayouts.chosen`."""
+    """The workload in a layout.
+
+    Args:
+        workload, kept: as in its file, and the layout; None: as written.
+        chosen: rows with orders that are not kept yet, see `RowLayouts.chosen`.
+    """
     if kept is None or (not kept.has_rows and chosen is None):
         return arrange_workload(workload, kept.order if kept else ())
     parts = split_prompt(workload)
@@ -75,6 +79,8 @@ def keep_choices(database: str | Path, choices: Sequence[Choice], counts: Mappin
     Args:
         counts: num_computed_tokens, the prompt tokens that the night's plan of all workloads planned together computes
             with these layouts, and num_written_tokens, the same with the layouts as written.
+    Raises:
+        DatabaseError: the database is locked or cannot be written.
     """
     with connect(database) as connection, transaction(connection):
         execute(connection, "layouts/create_layouts")

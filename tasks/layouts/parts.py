@@ -26,8 +26,14 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A split template: ``head + parts[0] + separators[0] + parts[1] + ... + tail`` is the template. Head and tail keep
-    their places; so does everything where `fixed_because` says why, and then there are no parts."""
+    """A split template: ``head + parts[0] + separators[0] + parts[1] + ... + tail`` is the template.
+
+    Attributes:
+        head: stays first.
+        parts: may change places; empty if `fixed_because` is set.
+        tail: stays last.
+        fixed_because: why no parts may change places; empty if they may.
+    """
 
     head: str
     labels: tuple[str, ...] = ()
@@ -95,8 +101,12 @@ def split_template(template: str, start: int = 0) -> Parts:
 
 
 def arrange_workload(workload: Workload, order: Sequence[int], row_layouts: RowLayouts | None = None) -> Workload:
-    """The workload with its template's parts in this order (empty for the written one), with rows that have others,
-    and ``layout = "written"``: nights do not arrange it again. See `RowLayouts`."""
+    """The workload with its template's parts in this order, and ``layout = "written"``: nights do not arrange it again.
+
+    Args:
+        order: of its parts; empty for the written order.
+        row_layouts: rows with other orders.
+    """
     template = split_prompt(workload).arrange(tuple(order)) if order else workload.prompt.template
     prompt = replace(workload.prompt, template=template, layout="written")
     return replace(workload, prompt=prompt, row_layouts=row_layouts)

@@ -28,7 +28,10 @@ def settle_layouts(source: Source, workloads: Sequence[Workload], *, is_kept: bo
     Only rows without an answer count; answered rows keep their order. A better layout replaces one that was chosen
     before, or has answers, only if the plan computes fewer tokens with it by `WORTH_CHANGING`. Steps of a cascade keep
     the written layout: both models get the same prompt. Raises what reading the rows and making their prompts raise.
-    Without `is_kept`, nothing is written to the database. See `keep_choices`.
+
+    Args:
+        workloads: that are planned together.
+        is_kept: False: nothing is written to the database.
     """
     workloads = [arrange_workload(each, ()) if each.name in source.choices else each for each in workloads]
     if all(workload.prompt.layout == "written" for workload in workloads):

@@ -82,7 +82,13 @@ def describe_orders(parts: Parts, orders: RowOrders) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Side:
-    """A workload, as in its file, the layout that earlier nights have chosen, and its rows in the present layout."""
+    """A workload with its rows to answer.
+
+    Attributes:
+        workload: as in its file.
+        kept: the layout that earlier nights have chosen; None for none.
+        found: the rows, in the present layout.
+    """
 
     workload: Workload
     parts: Parts
@@ -92,7 +98,11 @@ class Side:
 
     @classmethod
     def read(cls, source: Source, workload: Workload, folder: Path) -> "Side":
-        """Read the kept layout and the rows. See `read_rows`."""
+        """Read the kept layout and the rows.
+
+        Args:
+            workload, folder: as in its file; for the rows, made here.
+        """
         kept = read_kept(source.database, workload)
         found = read_rows(source, lay_out(workload, kept), folder)
         parts = split_prompt(workload)

@@ -40,7 +40,14 @@ def find_query_problems(
     database: Path, steps: tuple[Step, ...], workloads: Mapping[str, Workload], attach: Mapping[str, str]
 ) -> list[str]:
     """Problems that keep the steps' queries from running, or their answers from being written; one line for each. A
-    step after a step with a problem is not checked. See `restrict_sql` and `connect`, whose errors are raised."""
+    step after a step with a problem is not checked. The database is not changed.
+
+    Args:
+        steps, workloads: the graph, and step name to workload.
+        attach: what queries may read beside the database.
+    Raises:
+        DatabaseError: the database cannot be opened, or an attachment cannot be attached.
+    """
     problems: dict[str, str] = {}
     after = {step.name: step.after for step in steps}
     with connect(database, read_only=True) as connection:

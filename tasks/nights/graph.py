@@ -81,8 +81,14 @@ def _run_model(steps: Sequence[Step], done: frozenset[str], model: str) -> tuple
 def run_waves(
     steps: Sequence[Step], answer: Callable[[Wave], Mapping[str, Outcome]], has_time: Callable[[], bool]
 ) -> dict[str, Outcome]:
-    """Run the waves of a night in order; steps that do not depend on a failed step are run. `answer` runs a wave.
-    Returns step name to outcome. See `plan_waves`."""
+    """Run the waves of a night in order; steps that do not depend on a failed step are run. Returns step name to
+    outcome.
+
+    Args:
+        steps: a graph that `check_graph` accepts.
+        answer: runs a wave and returns the outcome of each of its steps.
+        has_time: whether another wave may begin.
+    """
     outcomes: dict[str, Outcome] = {}
     after = {step.name: step.after for step in steps}
     for wave in plan_waves(steps):

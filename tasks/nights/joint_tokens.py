@@ -25,7 +25,11 @@ def join_tokens(database: str, tokens: Sequence[ArtifactRef]) -> ArtifactRef:
 @task(name="count_shared", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def count_shared(joint: ArtifactRef, first_row_ids: Sequence[int], folder: str) -> list[list[int]]:
     """Prompt tokens that each two workloads share: those that one prefix tree of both saves over two trees. A symmetric
-    matrix with zeros on its diagonal. See `find_first_row_ids`."""
+    matrix with zeros on its diagonal.
+
+    Args:
+        joint, first_row_ids: the prompts of all workloads, and the first row of each.
+    """
     num = len(first_row_ids)
     sets = [(number,) for number in range(num)] + list(combinations(range(num), 2))
     num_tokens = dict.fromkeys(sets, 0)

@@ -66,8 +66,12 @@ class FailingRows:
     def _find_next(
         self, piece: Piece, prompts: npt.NDArray[np.int64], num_earlier: int, failure: Failure
     ) -> Sequence[Piece]:
-        """The pieces to try after a failure of one with these prompts left, after `num_earlier` attempts, as a stack:
-        the last one is tried first."""
+        """The pieces to try after a failure of one, as a stack: the last one is tried first.
+
+        Args:
+            prompts: of the piece, those without an answer.
+            num_earlier: attempts at the piece before this one.
+        """
         if failure.is_out_of_memory and PROCESS_HOST.lower_memory():
             self._attempts.forget(piece)
             return [piece]

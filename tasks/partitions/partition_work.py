@@ -134,8 +134,12 @@ class PartitionWork:
         steps: Sequence[StepRecord],
         ended_at: datetime,
     ) -> None:
-        """Write completions and steps, if any; they are durable when this returns. See `answer_batch` and `step_batch`.
-        Raises `ArtifactError` if the run folder cannot be written."""
+        """Write completions and steps, if any; they are durable when this returns. Raises `ArtifactError` if the run
+        folder cannot be written.
+
+        Args:
+            completions, rows, codec, steps, ended_at: see `answer_batch` and `step_batch`.
+        """
         owners = self.job.find_members(np.array([int(each.request_id) for each in completions], np.int64)).tolist()
         name = self._name(self._num_files)
         worker = os.environ.get(WORKER_VARIABLE) or f"{platform.node()}:{os.getpid()}"

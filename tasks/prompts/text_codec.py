@@ -97,13 +97,17 @@ class TextCodec:
         return [encoding.ids for encoding in encodings]
 
     def encode_labels(self, labels: Sequence[str], ending: str, spaces: str = "") -> list[tuple[int, ...]]:
-        """Token ids of each label as it follows a prompt: those added to the ids of the text that ends every prompt.
-        Where a token would span both, the label is encoded alone: the prompt's own tokens never change. Raises
-        `WorkloadError` if a label has no tokens, or the same ones as another.
+        """Token ids of each label as it follows a prompt.
+
+        The label is encoded behind the text that ends every prompt; the ids added to those of that text are the
+        label's. Where a token would span both, the label is encoded alone: the prompt's own tokens never change.
 
         Args:
+            labels: in the order of the workload.
             ending: the trusted text that ends every prompt; empty where a column's value does.
             spaces: between the prompt and each label; they are tokens of the label.
+        Raises:
+            WorkloadError: a label has no tokens, or the same ones as another.
         """
         ending = ending or "\n"
         trusted = [spaces + self.trust(label) for label in labels]

@@ -16,9 +16,17 @@ from tasks.prompts.text_codec import TextCodec
 def limit_prompts(
     encode: Encode, kind: AnswerKind, codec: TextCodec, checkpoint: Path, max_model_len: int
 ) -> tuple[int, Encode]:
-    """Most tokens of a prompt, special ones included, by a checkpoint's config.json (or a setting), its tokenizer and
-    its sentence-transformers files; and `encode` with longer prompts cut, or as it is if `too_long` makes them errors.
-    See `PooledKind`; raises `ModelError` if a file of the checkpoint cannot be read."""
+    """The least limit of a checkpoint's config.json, its tokenizer and its sentence-transformers files.
+
+    Args:
+        kind: of the answers; its `too_long` decides between cutting and errors.
+        max_model_len: most tokens, by config.json or a setting.
+    Returns:
+        most tokens of a prompt, special ones included, and `encode` with longer prompts cut; `encode` itself if they
+            are errors.
+    Raises:
+        ModelError: a file of the checkpoint cannot be read.
+    """
     assert isinstance(kind, PooledKind), "other kinds have no such limit"
     most, side = codec.truncation
     limits = [max_model_len, most]

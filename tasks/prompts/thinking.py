@@ -33,8 +33,13 @@ def check_thinking(workload: Workload, checkpoint: Path) -> None:
 
 def build_thinking_format(prompt: Prompt, switch: str, codec: TextCodec) -> PromptFormat:
     """As `build_prompt_format`, with thinking switched on or off; with thinking, a prompt ends where thoughts begin.
-    See `tasks.answers.thinking.Switch`. Raises `ModelError` if the template has no such switch, or the system message
-    sets it to off (as SmolLM3's `/no_think`), or the tokenizer has no marks around thoughts."""
+
+    Args:
+        switch: "off", "keep" or "drop".
+    Raises:
+        ModelError: the template has no such switch, or the system message sets it to off (as SmolLM3's `/no_think`), or
+            the tokenizer has no marks around thoughts.
+    """
     if switch == "off":
         if not _has_switch(codec):
             raise ModelError(f"the model's chat template has no switch that turns thinking off: {READS_NONE}")

@@ -71,7 +71,11 @@ class Scale:
 
 
 class Picture(NamedTuple):
-    """The content of an SVG picture, without the outer element, and pairs of CSS class and description of marks."""
+    """The content of an SVG picture, without the outer element.
+
+    Attributes:
+        legend: pairs of CSS class and description of marks.
+    """
 
     width: float
     height: float

@@ -28,8 +28,11 @@ Row = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """All facts that a page shows of one run. The statement of each has its name, unless a comment names another. The
-    prediction maps a column of `totals` (or num_computed_tokens) to its predicted value."""
+    """All facts that a page shows of one run. The statement of each has its name, unless a comment names another.
+
+    Attributes:
+        prediction: name of a column of `totals` (or num_computed_tokens) to its predicted value; empty for none.
+    """
 
     run: Row
     totals: Row  # report/steps/totals
@@ -60,8 +63,13 @@ def read_run(connection: duckdb.DuckDBPyConnection, run_id: str | None = None) -
 
 
 def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: ArtifactRef | None = None) -> RunFacts:
-    """All facts of a run's page. Makes temporary tables; the database is not changed. A missing or damaged file of the
-    run's plan counts as None. See `read_run`."""
+    """All facts of a run's page. Makes temporary tables; the database is not changed.
+
+    Args:
+        connection: to the run's database.
+        run: of `read_run`.
+        plan: the run's plan artifact, or None; a missing or damaged file counts as None.
+    """
     execute(connection, "report/steps/timeline", {"run_id": run.run_id})
     execute(connection, "report/nice_width")
     execute(connection, "report/plan/no_groups")

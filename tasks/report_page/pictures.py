@@ -100,7 +100,11 @@ def _draw_parts(parts: Sequence[tuple[Part, str]]) -> Picture:
 
 
 class Bar(NamedTuple):
-    """A bar of a histogram, whose lowest part may be drawn in a quiet colour."""
+    """A bar of a histogram.
+
+    Attributes:
+        quiet: of the value, drawn in a quiet colour at the bottom.
+    """
 
     value: float
     tip: str

@@ -92,8 +92,13 @@ class FailurePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One of the workloads whose rows are in one plan, with the folder of its run, the row id of its first row in the
-    plan, which the others follow, and what `AnswerLength` expects."""
+    """One of the workloads whose rows are in one plan.
+
+    Attributes:
+        run_folder: of the workload's run, for its parts and step records.
+        first_row_id: row id of its first row in the plan; the next member's rows follow its own.
+        expected_output_tokens: of an answer, see `AnswerLength`.
+    """
 
     run_folder: str
     workload: Workload
@@ -107,6 +112,7 @@ class InferJob:
 
     Attributes:
         members: the workloads whose rows are in the plan, in the order of their rows.
+        model_digest: of the checkpoint's content; an engine with another digest is loaded anew.
         exchange: URL of the run's folder in a store, see `ObjectStore`, where workers that do not see the paths above
             get their work and put their results; empty if all see them.
         model: as the user named it, a local path absolute; with an exchange, each host resolves it to its own copy.

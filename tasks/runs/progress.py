@@ -118,8 +118,12 @@ def read_counts(run_folder: str | Path) -> Counts:
 def watch_progress(
     run_folder: str | Path, title: str, work: PlannedWork, show: Callable[[int], None]
 ) -> Iterator[None]:
-    """Show the progress of a run during the block: a bar if standard error is a terminal, else log lines. `show` gets
-    the number of finished rows, with each log line and at the end. See `PlannedWork`."""
+    """Show the progress of a run during the block: a bar if standard error is a terminal, else log lines.
+
+    Args:
+        title: in front of each line.
+        show: called with the number of finished rows, with each log line and at the end.
+    """
     console = Console(stderr=True)
     has_ended = threading.Event()
 

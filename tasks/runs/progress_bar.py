@@ -11,7 +11,14 @@ from tasks.runs.progress import Look, PlannedWork
 
 
 def draw_bar(looks: Iterable[Look], title: str, work: PlannedWork, console: Console) -> None:
-    """Draw a bar and move it with each look, the last of which is made when the run has ended. See `Look`."""
+    """Draw a bar and move it with each look, the last of which is made when the run has ended.
+
+    Args:
+        looks: what was done at each look; drawn as they come.
+        title: what the bar stands for.
+        work: all that is planned.
+        console: the terminal.
+    """
     columns = (  # within 80 characters for a million prompts
         TextColumn("{task.description}"),
         BarColumn(bar_width=7),

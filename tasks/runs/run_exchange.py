@@ -114,9 +114,15 @@ class RunExchange:
 
 @contextmanager
 def local_job(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Upload]]:
-    """The job with paths of this host, and a function to call with each changed file. With an exchange, the job's
-    folder is this process's private one, with the state of the partition so far. Raises `ModelError` if the model is
-    not on this host, or differs from the run's, `ArtifactError` if the store cannot be reached or lacks an object."""
+    """The job with paths of this host, and a function to call with each changed file.
+
+    With an exchange, the job's folder is this process's private one, with the state of the partition so far.
+
+    Raises:
+        ArtifactError: the store cannot be reached, or what it holds is missing or damaged.
+        ModelError: the model is not on this host, or differs from the run's.
+        ConfigError: as `ObjectStore`.
+    """
     if not job.exchange:
         yield job, lambda path: None
         return

@@ -15,12 +15,17 @@ class RunRecord:
     """The columns of the table ``runs`` that do not come from the rows.
 
     Attributes:
+        run_id: one for each workload of a flow run.
         workload_source: the argument of `load_workload`.
+        workload_digest: of prompt, decoding and labels.
+        model: as the user named it.
         started_at: ISO 8601 with an offset.
-        status, error: "running" until the answers are written; why a run failed or was interrupted, else empty.
+        status: "running" until the answers are written.
+        error: why a run failed or was interrupted; empty otherwise.
         num_already_done: rows that an earlier run had answered.
         seconds: stage (read, tokenize, plan, infer) to wall seconds; the write measures itself.
-        token_saving_ratio: of the plan, Eq. 2 of BatchLLM, 0 to 1; the best is what any sharing could reach.
+        token_saving_ratio: of the plan, Eq. 2 of BatchLLM, 0 to 1; None before there is a plan.
+        best_token_saving_ratio: the best that any sharing of prefixes could reach.
         shared_with: workloads that were planned together with this one, to the prompt tokens shared with each.
         config: settings of engine and flow, JSON values.
     """

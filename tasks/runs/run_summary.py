@@ -19,6 +19,7 @@ class RunSummary:
     Attributes:
         is_full: it was to answer all rows again.
         num_rows: rows to answer when the run began: the sum of num_ok, num_errors and num_unanswered.
+        num_unanswered: rows without answer or error; a later run answers them, see `NEEDS_FULL`.
         num_already_done: rows that earlier runs had answered.
         num_prompt_tokens: of rows that went through the model, as are cached and output tokens.
         num_cached_tokens: prompt tokens that were not computed again, because another row shares them.

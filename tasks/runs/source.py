@@ -17,8 +17,10 @@ class Source:
     """The database, the model's files, and how prompts are planned; the same for all workloads of a flow run.
 
     Attributes:
-        model, checkpoint, model_digest: as the user named it, its folder, and the digest of its content.
+        model: as the user named it.
+        checkpoint, model_digest: the model's folder and the digest of its content.
         max_model_len: tokens of the longest prompt plus answer.
+        full: answer every row again.
         method, partition_tokens, block_size, is_cheapest_first: see `tasks.plan_prefix.write_plan`.
         attach: name to path of what queries may read beside the database.
         choices: by workload name, which of its rows a step of a cascade answers.

@@ -64,7 +64,11 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
 
 def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> ArtifactRef:
     """Write batches of the schema to a file, one at a time, and return its reference; without a batch the file has no
-    rows. See `replace_file`. Raises `ArtifactError` if the folder cannot be written, or a batch has another schema."""
+    rows. Raises `ArtifactError` if the folder cannot be written, or a batch does not have this schema.
+
+    Args:
+        batches: consumed.
+    """
     num_rows = 0
     try:
         with replace_file(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:

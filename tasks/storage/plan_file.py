@@ -33,6 +33,7 @@ class PlanSummary:
         partition_costs: predicted cost of each partition; see `engine.planning.plan_partitions`.
         partition_rows, partition_priorities: number of rows of each partition, and the highest priority among them.
         dispatch_order: partitions in the order in which workers take them, so that all workers finish together.
+        sharing: prompt tokens without and with the plan's prefixes.
     """
 
     num_rows: int

@@ -16,8 +16,12 @@ from tasks.storage.prompt_order import read_prompts
 
 
 def read_buckets(tokens: pq.ParquetFile, folder: str | Path, bucket_tokens: int) -> Iterator[pa.RecordBatch]:
-    """The rows of `read_prompts`, which are read twice, bucket by bucket, buckets in order, each of `bucket_tokens` on
-    average; copies of one prompt may fill several batches. See `sort_batches`."""
+    """The rows of `read_prompts` bucket by bucket, buckets in order; copies of one prompt may fill several batches.
+
+    Args:
+        tokens, folder: read twice; for temporary files.
+        bucket_tokens: tokens of a bucket, on average.
+    """
     bounds = _choose_bounds(tokens, bucket_tokens)
     rows = sort_batches(_number_buckets(tokens, bounds), "bucket", folder)
     for bucket, pieces in groupby(cut_by(rows, "bucket"), key=lambda batch: batch.column("bucket")[0].as_py()):

@@ -18,8 +18,13 @@ BUCKET_TOKENS = 1_000_000
 
 
 def sort_prompts(tokens: pq.ParquetFile, folder: str | Path) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
-    """Row id, priority and prompt of all rows of `TOKENS_SCHEMA` without error, sorted by prompt, stable. Raises
-    `ArtifactError` if the folder for temporary files cannot be written."""
+    """Row id, priority and prompt of all rows without error, sorted by prompt, stable. Raises `ArtifactError` if the
+    folder cannot be written.
+
+    Args:
+        tokens: of `TOKENS_SCHEMA`; a large file is read twice.
+        folder: see `read_buckets`.
+    """
     column, groups = tokens.schema_arrow.get_field_index("token_ids"), range(tokens.metadata.num_row_groups)
     num_tokens = sum(tokens.metadata.row_group(group).column(column).num_values for group in groups)
     if num_tokens > BUCKET_TOKENS:

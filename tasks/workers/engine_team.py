@@ -15,8 +15,13 @@ ALL_GPUS = ("auto", "cuda")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTeam:
-    """The engines of a run, and of each host, whose CPU they share. For each engine's process on this host,
-    `environments` has variables that choose its device; none if the device is chosen elsewhere."""
+    """The engines of a run.
+
+    Attributes:
+        num_on_host: engines of each host; on a CPU they share it.
+        environments: for each engine's process on this host, environment variables that choose its device; empty if
+            the device is chosen elsewhere.
+    """
 
     num_engines: int = 1
     num_on_host: int = 1

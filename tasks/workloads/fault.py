@@ -39,7 +39,12 @@ _VALUE = re.compile(rf"\s*{_KEYS}\s*=(.*)")
 
 
 def describe_fault(error: ValueError, values: Mapping[str, Any], text: str) -> str:
-    """The message for an error in a file, with the number of the line that it is about. See `find_line`."""
+    """The message for an error, with the number of the line that it is about.
+
+    Args:
+        error: that reading the file raised.
+        values, text: of the file.
+    """
     if isinstance(error, pydantic.ValidationError):
         fault = choose_fault(error)
         steps = [str(step) for step in fault["loc"] if isinstance(step, str)]
@@ -57,8 +62,12 @@ def choose_fault(error: pydantic.ValidationError) -> ErrorDetails:
 
 
 def find_line(text: str, steps: Sequence[str]) -> int | None:
-    """The number, from 1 on, of the line with a key of a valid TOML file; if the key is missing, of its table's line.
-    `steps` are the tables, outermost first, and the key in them."""
+    """The number, from 1 on, of the line with a key of a TOML file; if the key is missing, of its table's line.
+
+    Args:
+        text: valid TOML.
+        steps: the tables and the key in them, outermost first.
+    """
     table: tuple[str, ...] = ()
     found, most, quote = None, 0, ""
     for number, line in enumerate(text.splitlines(), start=1):

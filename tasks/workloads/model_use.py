@@ -30,8 +30,13 @@ def check_use(workload: "Workload", checkpoint: Path) -> None:
 
 
 def bind_again(workload: "Workload", model: str, model_digest: str) -> "Workload":
-    """The workload bound to the model of an earlier run, if a model decides its settings. Raises `ModelError` if this
-    model is gone or has changed. See `RunRecord`."""
+    """The workload bound to the model of an earlier run, if a model decides its settings.
+
+    Args:
+        model, model_digest: as in the table ``runs``.
+    Raises:
+        ModelError: this model is gone or has changed.
+    """
     if not workload.kind.is_pooled:
         return workload
     checkpoint = resolve_checkpoint(model)

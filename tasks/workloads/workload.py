@@ -59,7 +59,8 @@ class Prompt:
 
     Attributes:
         template: text with ``{field}`` for columns of the query; ``{{`` and ``}}`` are braces.
-        chat: put the prompt, and the system message, into the model's chat template; else it is plain text.
+        system: system message; empty for none, unused if chat is false.
+        chat: put the prompt into the model's chat template; else it is plain text.
         may_be_empty: fields whose NULL or blank value is an empty string instead of an error.
         layout: "auto" lets nights choose the order of the template's labelled parts; see `tasks.layouts`.
     """
@@ -114,9 +115,11 @@ class Workload:
         name: unique among the workloads of a database; part of run ids.
         source: the shipped name, or the TOML file's absolute path; `load_workload(source)` reads the workload again.
         kind: of answer: what a row asks the model, and how the model's output becomes columns.
-        requests_sql, key: text of the query that selects the rows, and columns that identify a row.
+        requests_sql: text of the query that selects the rows.
+        key: columns that identify a row.
         priority: whole-number column of the query; larger values are answered earlier, null is 0. Empty for none.
-        row_layouts: rows with their own order of parts; no key of the file.
+        adapter: LoRA adapter for the model; None for none.
+        row_layouts: rows with their own order of parts; no key of the file. None for none.
     """
 
     name: Annotated[Name, must(_PLAIN.fullmatch, "must hold letters, digits, '-' and '_' only, got {!r}")]
