@@ -5,7 +5,6 @@ rows of the new workload --sample--> both prompts of each row --plan--> one plan
 
 import logging
 import sys
-import tempfile
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -35,6 +34,7 @@ from tasks.runs.infer_job import FailurePolicy
 from tasks.sample import choose_rows, read_answers
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.row_numbers import write_joined
+from tasks.storage.scratch_folder import scratch_folder
 from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -106,8 +106,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
     first, second = both = (first.bind(source.checkpoint), second.bind(source.checkpoint))
     if gold is not None:
         check_gold(source.database, gold, both)
-    with tempfile.TemporaryDirectory(prefix="batchloom-compare-") as name:
-        folder = Path(name)
+    with scratch_folder("compare") as folder:
         whole = begin_run(night, second, folder)
         found, plan = read_and_plan(source, second, whole)
         if plan is None:
