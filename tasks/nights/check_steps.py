@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, pairwise
 from pathlib import Path
+from secrets import token_hex
 
 import duckdb
 
@@ -13,8 +14,9 @@ from tasks.database.schema import INPUT_TABLES, check_requests, check_schema, cr
 from tasks.nights.graph import Step, plan_waves
 from tasks.workloads.workload import Workload
 
-PLANNED = "batchloom_planned"
-"""Name of an in-memory database with the database's views, and the tables and views that the night will make."""
+PLANNED = f"batchloom_planned_{token_hex(8)}"
+"""Name of an in-memory database with the database's views, and the tables and views that the night will make. It is
+random, because a user's database and attachments may have any name."""
 
 
 def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping[str, str]) -> None:
