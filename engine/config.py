@@ -35,9 +35,8 @@ class EngineConfig:
     __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
 
     dtype: Dtype = "auto"
-    """number format of weights and KV; auto: bfloat16 if the device computes it natively, else float32; fp8: half the
-    memory, on GPUs that have it; int8: half the memory, on a CPU, answers do not depend on the batch; quantized: keeps
-    the weights of a GGUF, AWQ, GPTQ or compressed-tensors checkpoint quantized, as auto does if the CPU can"""
+    """number format of weights and KV; auto: quantized if the file is, else bfloat16 or float32; fp8 is for GPUs, int8
+    for CPUs"""
     device: str = "auto"
     """what the model computes on: cpu, cuda, cuda:1 and so on; auto: the first GPU, else the CPU"""
     attention: Attention = "auto"
