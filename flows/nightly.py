@@ -62,8 +62,7 @@ def nightly(
     Returns:
         a summary for each workload, in order.
     Raises:
-        BatchloomError: a parameter is wrong or the work cannot be done; the message says what and where. Answers given
-            before stay in the tables.
+        BatchloomError: a parameter is wrong, or the work cannot be done; answers given before stay in the tables.
     """
     is_kept = sample is None or keep
     if (keep and sample is None) or (publish is not None and not is_kept):

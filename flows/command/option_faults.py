@@ -4,11 +4,13 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
+from typing import Any
 
 from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from engine.errors import WorkloadError
 from flows.command.commands import ARGUMENTS
 
 
@@ -22,6 +24,17 @@ def describe_values(error: ValidationError, meanings: Mapping[str, str | None]) 
             yield name, f"{fault['input']!r} is not what it takes: {meanings[name]}"
         else:
             yield name, fault["msg"].removeprefix("Value error, ")
+
+
+def describe_workloads(options: Mapping[str, Any]) -> Iterator[str]:
+    """The faults of the workloads that a command was given, to be named with that of its model."""
+    from tasks.workloads.workload import load_workload  # imported only when needed
+
+    for name in options.get("workloads", ()):
+        try:
+            load_workload(name)
+        except WorkloadError as error:
+            yield str(error)
 
 
 OF_NIGHT_FILES = ("--until", "--budget")

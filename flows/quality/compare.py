@@ -79,9 +79,9 @@ def compare(
     if machines.exchange:
         raise ConfigError("an exchange carries the work of one workload, and compare answers two: leave exchange empty")
     with hold_night(database, lock_timeout_seconds, is_written=False):
-        first, second = (use_kept(database, load_workload(name)) for name in workloads)
         config = replace(engine.to_config(), keep_prefixes_bytes=0)  # nothing is written
         source = find_source(database, model, config, planning, True, find_attachments(attach))
+        first, second = (use_kept(database, load_workload(name)) for name in workloads)
         machines.check_host(config, source.checkpoint)
         with closing(Workers(machines)) as workers:
             night = Night(source=source, engine=config, failures=failures, machines=machines, workers=workers)

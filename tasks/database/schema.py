@@ -44,12 +44,10 @@ def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, da
     returned = list_request_columns(connection, workload, database)
     types = {name.lower(): type_ for name, type_ in returned.items()}
     where = f"{database}: the query of workload {workload.name!r} returns"
-    used = (*workload.columns, *filter(None, [workload.priority]))
-    for column in used:
+    found = connection.sql(workload.requests_sql).columns  # as written; `query` renames the second of `f` and `F`
+    for column in (*workload.columns, *filter(None, [workload.priority])):
         if column.lower() not in types:
             raise DatabaseError(f"{where} no column {column!r}; it returns {', '.join(returned)}")
-    found = connection.sql(workload.requests_sql).columns  # as written; `query` renames the second of `f` and `F`
-    for column in ("error", *used):
         if len(spellings := dict.fromkeys(name for name in found if name.lower() == column.lower())) > 1:
             raise DatabaseError(f"{where} {' and '.join(spellings)}, which are one name in DuckDB: leave one out")
     if workload.priority and (type_ := types[workload.priority.lower()]) not in WHOLE_NUMBERS:
@@ -140,7 +138,6 @@ def _shipped_statements() -> Mapping[str, str]:
     statements = {}
     for part in duckdb.extract_statements(statement("schema/schema")):
         match = re.search(r"^create (?:table if not exists|or replace view) (\w+)", part.query, re.MULTILINE)
-        if match is None:
-            raise AssertionError(f"schema.sql holds a statement that makes neither table nor view: {part.query}")
+        assert match is not None, f"schema.sql holds a statement that makes neither table nor view: {part.query}"
         statements[match.group(1)] = part.query
     return statements

@@ -12,6 +12,8 @@ from engine.errors import BatchloomError, ConfigError, DatabaseError
 from tasks.database.connection import connect, execute, quote_identifier, restrict_sql, set_option
 from tasks.database.schema import INPUT_TABLES, check_requests, check_schema, create_schema, list_relations
 from tasks.nights.graph import Step, plan_waves
+from tasks.prompts.prompt import RequestForm
+from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload import Workload
 
 PLANNED = f"batchloom_planned_{token_hex(8)}"
@@ -29,6 +31,13 @@ def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping
     steps = [Step(name=names[0], model=""), *steps]
     for problem in find_query_problems(database, tuple(steps), dict(zip(names, workloads, strict=True)), attach):
         raise DatabaseError(problem)
+
+
+def check_labels(workloads: Sequence[Workload], checkpoint: Path) -> None:
+    """Raise `WorkloadError` if two labels of a workload are the same tokens of the checkpoint, or one has none."""
+    for workload in workloads:
+        if workload.kind.has_labels:
+            RequestForm.of(workload, TextCodec.load(checkpoint), None)
 
 
 def check_tables(workloads: Sequence[Workload]) -> None:
