@@ -41,6 +41,8 @@ def write_report(
         folder = runs_folder(database) / run.run_id
         facts = read_run_facts(connection, run, _find_plan(database, folder))
     path = Path(page) if page is not None else folder / "report.html"
+    if path.is_dir():  # also "." and "/", which have no name
+        raise ArtifactError(f"{path} cannot be written: Is a directory")
     if page is None:
         with writing(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -37,6 +37,8 @@ def describe_workloads(options: Mapping[str, Any]) -> Iterator[str]:
             yield str(error)
 
 
+NUMBERS = {"int": "a whole number", "float": "a number"}
+
 OF_NIGHT_FILES = ("--until", "--budget")
 """Options of ``batchloom nightly`` that need a night file."""
 
@@ -73,4 +75,5 @@ def describe_usage(error: CycloptsError, command: str, options: Collection[str])
     if isinstance(error, UnusedCliTokensError):
         tokens = ", ".join(error.unused_tokens or ())
         return f"{tokens}: belongs to no option (several values are given as --option A --option B)"
-    return re.sub(r"int\|Literal\[(\w+)\]", r"a whole number or \1", " ".join(str(error).split()))
+    line = re.sub(r"int\|Literal\[(\w+)\]", r"a whole number or \1", " ".join(str(error).split()))
+    return re.sub(r" into (int|float)\.", lambda kind: f" into {NUMBERS[kind[1]]}.", line)

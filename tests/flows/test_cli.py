@@ -135,6 +135,7 @@ def many_documents(nights: Any, count: int) -> None:
         (("--kv-memory", "1KB"), "a KV budget of 1000 bytes holds no request"),
         (("--workload", "nonsense"), "no workload 'nonsense'"),
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
+        (("--workload", "{tmp}/"), "nightly: {tmp} cannot be read: Is a directory"),
         (("--max-model-len", "48"), "workload 'snippets': answers of up to 48 tokens leave no room for a prompt"),
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens: Input should be greater than or equal to 1"),
         (("--workers", "0"), "--workers: Input should be greater than or equal to 1"),
@@ -433,6 +434,14 @@ def test_what_is_missing_is_named(nights: Any, tmp_path: Path, capsys: pytest.Ca
         (
             ["nightly", *nights.inputs, "--workers", "two"],
             'nightly: Invalid value for --workers: unable to convert "two" into a whole number or auto.',
+        ),
+        (
+            ["nightly", *nights.inputs, "--sample", "few"],
+            'nightly: Invalid value for --sample: unable to convert "few" into a whole number.\n',
+        ),
+        (
+            ["report", *nights.inputs[:2], "--lock-timeout-seconds", "long"],
+            'report: Invalid value for --lock-timeout-seconds: unable to convert "long" into a number.\n',
         ),
         (["check"], "check: NIGHT.toml is missing"),
         (["check", str(night), "more"], "check: more: belongs to no option"),
