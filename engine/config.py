@@ -35,14 +35,12 @@ class EngineConfig:
     __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
 
     dtype: Dtype = "auto"
-    """number format of weights and KV; auto: bfloat16 if the device computes it natively, else float32; fp8: half the
-    memory, on GPUs that have it; int8: half the memory, on a CPU, answers do not depend on the batch; quantized: keeps
-    the weights of a GGUF, AWQ, GPTQ or compressed-tensors checkpoint quantized, as auto does if the CPU can"""
+    """number format of weights and KV; auto: quantized if the file is, else bfloat16 or float32; fp8: GPU; int8: CPU"""
     device: str = "auto"
     """what the model computes on: cpu, cuda, cuda:1 and so on; auto: the first GPU, else the CPU"""
     attention: Attention = "auto"
-    """native (compiled on first use) or torch on a CPU; fused on a GPU, where paged and relay (three launches) are
-    there to compare with; auto: native where there is a C++ compiler, fused on a GPU"""
+    """native or torch on a CPU; fused on a GPU, where paged and relay are there to compare with; auto: native where
+    there is a C++ compiler, fused on a GPU"""
     block_size: Annotated[int, Field(ge=1)] = 32
     """tokens in one KV block; native attention takes multiples of 32"""
     # S_chunk of BatchLLM, section 4.3.3.
@@ -82,8 +80,7 @@ class EngineConfig:
     swap_memory_bytes: int | Literal["auto"] = "auto"
     """host memory for preemption swap, such as 4GiB; auto: as much as kv_memory, at most half of the free memory"""
     prompt_lookup: Lookup = "never"
-    """always: the next tokens are guessed by looking up the last ones in prompt and answer, and checked in one step; on
-    a GPU, steps are then not overlapped"""
+    """always: look up the last tokens in prompt and answer to guess the next; steps on a GPU do not overlap then"""
     keep_prefixes_bytes: Annotated[int, Field(ge=0)] = 0
     """disk space for the KV of prefixes that later nights need again, such as 20GB; 0: keep none"""
     prefix_folder: str = ""

@@ -5,7 +5,6 @@ DuckDB tables --read--> requests --tokenize (cached)--> tokens --plan_prefix (ca
 
 import logging
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,6 +30,7 @@ from tasks.recover import prune_cache
 from tasks.runs.run import Run, make_runs_folder
 from tasks.runs.source import Source
 from tasks.storage.artifact import runs_folder
+from tasks.storage.scratch_folder import scratch_folder
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload
 
@@ -111,9 +111,9 @@ def explain(
 def explain_workload(source: Source, workload: Workload, team: EngineTeam, hardware: Hardware) -> Forecast:
     """Read, tokenize and plan one workload, then simulate it. Its artifacts are deleted at the end.
     See `tasks.explain.explain`."""
-    with tempfile.TemporaryDirectory(prefix="batchloom-explain-") as folder:
+    with scratch_folder("explain") as folder:
         (workload,) = settle_layouts(source, [workload], is_kept=False)
-        run = Run.begin(source, workload, {}, Path(folder))
+        run = Run.begin(source, workload, {}, folder)
         found, plan = read_and_plan(source, workload, run)
         if plan is not None:
             LOGGER.info("%s: simulating", workload.name)

@@ -1,10 +1,8 @@
 """Plans a workload, and predicts the time of its run, before its model is loaded."""
 
 import logging
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from flows.workload_run import Night, begin_run, plan_rows, read_rows, tokenize_rows
 from tasks.forecast.load_time import find_speed_ratio
@@ -19,6 +17,7 @@ from tasks.runs.run import Run
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import PlanSummary, read_plan_summary
+from tasks.storage.scratch_folder import scratch_folder
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -106,9 +105,9 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
     source = night.source
     if source.method == "none":
         return []
-    with tempfile.TemporaryDirectory(prefix="batchloom-foresight-") as folder:
+    with scratch_folder("foresight") as folder:
         (workload,) = settle_layouts(source, [workload.bind(source.checkpoint)], is_kept=False)
-        run = begin_run(night, workload, Path(folder))
+        run = begin_run(night, workload, folder)
         _, plan = read_and_plan(source, workload, run)
         if plan is None or not (summary := read_plan_summary(plan)).num_rows:
             return []

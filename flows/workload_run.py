@@ -78,8 +78,9 @@ def load_workloads(names: Sequence[str], source: Source, adapter: Path | None) -
         if workload.kind.thinking:
             check_thinking(workload, source.checkpoint)
     if len(set(names)) < len(names) or any("/" in workload.source for workload in chosen):  # not just shipped ones
-        from tasks.nights.check_steps import check_in_turn  # imported only when needed
+        from tasks.nights.check_steps import check_in_turn, check_labels  # imported only when needed
 
+        check_labels(chosen[1:], source.checkpoint)  # those of the first one are read at once
         check_in_turn(source.database, chosen, source.attach)
     return chosen
 

@@ -35,6 +35,8 @@ def check_target(database: Path, target: Path, attach: Mapping[str, str]) -> Non
         ConfigError: its folder is missing or takes no file, or it is a folder itself, a file that is no copy, the
             database, or attached.
     """
+    if "\0" in str(target):
+        raise ConfigError(f"publish: no file's name holds a NUL, got {str(target)!r}")
     if not target.parent.is_dir():
         raise ConfigError(f"publish: no folder {target.parent}")
     if not os.access(target.parent, os.W_OK):

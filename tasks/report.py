@@ -36,6 +36,8 @@ def write_report(
             plan = Run.load(database, folder).artifacts.get("plan")
         facts = read_run_facts(connection, run, plan)
     path = page or folder / "report.html"
+    if path.is_dir():  # also "." and "/", which have no name
+        raise ArtifactError(f"{path} cannot be written: Is a directory")
     if page is None:
         with writing(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

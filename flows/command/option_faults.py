@@ -4,11 +4,13 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
+from typing import Any
 
 from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from engine.errors import WorkloadError
 from flows.command.commands import ARGUMENTS
 
 
@@ -23,6 +25,19 @@ def describe_values(error: ValidationError, meanings: Mapping[str, str | None]) 
         else:
             yield name, fault["msg"].removeprefix("Value error, ")
 
+
+def describe_workloads(options: Mapping[str, Any]) -> Iterator[str]:
+    """The faults of the workloads that a command was given, to be named with that of its model."""
+    from tasks.workloads.workload import load_workload  # imported only when needed
+
+    for name in options.get("workloads", ()):
+        try:
+            load_workload(name)
+        except WorkloadError as error:
+            yield str(error)
+
+
+NUMBERS = {"int": "a whole number", "float": "a number"}
 
 OF_NIGHT_FILES = ("--until", "--budget")
 """Options of ``batchloom nightly`` that need a night file."""
@@ -60,4 +75,5 @@ def describe_usage(error: CycloptsError, command: str, options: Collection[str])
     if isinstance(error, UnusedCliTokensError):
         tokens = ", ".join(error.unused_tokens or ())
         return f"{tokens}: belongs to no option (several values are given as --option A --option B)"
-    return re.sub(r"int\|Literal\[(\w+)\]", r"a whole number or \1", " ".join(str(error).split()))
+    line = re.sub(r"int\|Literal\[(\w+)\]", r"a whole number or \1", " ".join(str(error).split()))
+    return re.sub(r" into (int|float)\.", lambda kind: f" into {NUMBERS[kind[1]]}.", line)

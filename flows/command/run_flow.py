@@ -16,8 +16,9 @@ from httpx import HTTPError
 from prefect import Flow
 from prefect.logging.handlers import PrefectConsoleHandler
 
-from engine.errors import BatchloomError, ConfigError
+from engine.errors import BatchloomError, ConfigError, ModelError
 from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, describe_lost_server, fail
+from flows.command.option_faults import describe_workloads
 from flows.command.options import parse_options
 from flows.command.prefect_server import CONFIGURED_URL, reachable_server
 from tasks.runs.run_record import NEEDS_FULL
@@ -36,7 +37,8 @@ def run_flow(command: Flow[..., Any] | Callable[..., int], arguments: Sequence[s
             return 0
         return _run_flow(command, options) if isinstance(command, Flow) else command(**options)
     except (BatchloomError, OSError) as error:
-        return fail(f"{name}: {' '.join(str(error).split())}", EXIT_FAILED)
+        lines = [str(error), *(describe_workloads(options or {}) if isinstance(error, ModelError) else ())]
+        return fail(f"{name}: {' '.join('; '.join(lines).split())}", EXIT_FAILED)
 
 
 def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:

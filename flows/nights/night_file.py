@@ -116,7 +116,7 @@ def load_night(path: Path) -> NightPlan:
     except FileNotFoundError as error:
         raise ConfigError(f"no night file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
     except pydantic.ValidationError as error:

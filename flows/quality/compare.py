@@ -5,7 +5,6 @@ rows of the new workload --sample--> both prompts of each row --plan--> one plan
 
 import logging
 import sys
-import tempfile
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -35,6 +34,7 @@ from tasks.runs.infer_job import FailurePolicy
 from tasks.sample import choose_rows, read_answers
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.row_numbers import write_joined
+from tasks.storage.scratch_folder import scratch_folder
 from tasks.workloads.workload import Workload, load_workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -79,9 +79,9 @@ def compare(
     if machines.exchange:
         raise ConfigError("an exchange carries the work of one workload, and compare answers two: leave exchange empty")
     with hold_night(database, lock_timeout_seconds, is_written=False):
-        first, second = (use_kept(database, load_workload(name)) for name in workloads)
         config = replace(engine.to_config(), keep_prefixes_bytes=0)  # nothing is written
         source = find_source(database, model, config, planning, True, find_attachments(attach))
+        first, second = (use_kept(database, load_workload(name)) for name in workloads)
         machines.check_host(config, source.checkpoint)
         with closing(Workers(machines)) as workers:
             night = Night(source=source, engine=config, failures=failures, machines=machines, workers=workers)
@@ -106,8 +106,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
     first, second = both = (first.bind(source.checkpoint), second.bind(source.checkpoint))
     if gold is not None:
         check_gold(source.database, gold, both)
-    with tempfile.TemporaryDirectory(prefix="batchloom-compare-") as name:
-        folder = Path(name)
+    with scratch_folder("compare") as folder:
         whole = begin_run(night, second, folder)
         found, plan = read_and_plan(source, second, whole)
         if plan is None:

@@ -1,7 +1,6 @@
 """`nightly --sample N`: answers some rows of each workload, shows them with a forecast for all rows."""
 
 import logging
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from tasks.runs.run import Run, drop_work
 from tasks.runs.run_summary import RunSummary
 from tasks.sample import Sample, choose_rows, read_answers
 from tasks.storage.artifact import ArtifactRef
+from tasks.storage.scratch_folder import scratch_folder
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -31,13 +31,13 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
     """
     source = night.source
     (workload,) = settle_layouts(source, [workload], is_kept=keep)
-    with tempfile.TemporaryDirectory(prefix="batchloom-sample-") as folder, ExitStack() as at_end:
-        whole = begin_run(night, workload, Path(folder))
+    with scratch_folder("sample") as folder, ExitStack() as at_end:
+        whole = begin_run(night, workload, folder)
         found, plan = read_and_plan(source, workload, whole)
         if plan is None:
             LOGGER.info("%s: nothing new to do", workload.name)
             return None
-        run = begin_run(night, workload, None if keep else Path(folder))
+        run = begin_run(night, workload, None if keep else folder)
         if not keep:
             at_end.callback(drop_work, Path(run.folder))  # and its copy in an object store
         try:

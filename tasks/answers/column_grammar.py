@@ -99,6 +99,14 @@ def leaf_ids(type_: Any) -> set[str]:
     return {type_.id}.union(*(leaf_ids(child) for _, child in children if not isinstance(child, int)))
 
 
+def count_values(type_: Any) -> int:
+    """The values that DuckDB stores for each row; fixed arrays take their whole size, also where they are null."""
+    if type_.id == "array":
+        (_, item), (_, size) = type_.children
+        return int(size) * count_values(item)
+    return sum(count_values(child) for _, child in type_.children) if type_.id == "struct" else 1
+
+
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # Lark takes no DEL
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass
 
 from engine.completion import Completion
-from tasks.answers.column_grammar import Bounds, leaf_ids, object_grammar, value_grammar
+from tasks.answers.column_grammar import Bounds, count_values, leaf_ids, object_grammar, value_grammar
 from tasks.answers.duckdb_type import parse_type
 from tasks.answers.grammar_source import GrammarSource, SchemaText, constrained_answer
 from tasks.answers.kind import EncodeLabels, SingleRequest
@@ -17,9 +17,15 @@ from tasks.answers.reserved_names import RESERVED_COLUMNS
 from tasks.answers.text import Decoding
 from tasks.answers.toml_value import CONFIG, Name, Output, refuse_if
 
+MOST_VALUES = 4096
+"""Most values that fixed arrays of a column may hold in a row: DuckDB writes 2,048 rows at a time, all in memory."""
+
 
 def _read_type(text: str) -> str:
     type_ = parse_type(text)
+    if (num_values := count_values(type_)) > MOST_VALUES:
+        fit = f"at most {MOST_VALUES:,} fit: leave the size of the array out"
+        raise ValueError(f"{text!r} holds {num_values:,} values in each row, {fit}")
     value_grammar(type_, Bounds())
     return str(type_)
 

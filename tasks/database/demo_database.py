@@ -10,7 +10,7 @@ from pydoc_data.topics import topics
 
 import duckdb
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, DatabaseError
 from tasks.database.connection import connect, execute
 from tasks.database.schema import create_schema
 
@@ -87,6 +87,8 @@ def read_demo_contents() -> DemoContents:
 def build_demo_database(path: Path, contents: DemoContents) -> None:
     """Create the database at `path`, with the demo's inputs and empty output tables, completely or not at all. Raises
     `DatabaseError` if it cannot be written."""
+    if not path.parent.is_dir():
+        raise DatabaseError(f"{path} cannot be written: no folder {path.parent}")
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.unlink(missing_ok=True)
     try:

@@ -43,9 +43,12 @@ def check_requests(connection: duckdb.DuckDBPyConnection, workload: Workload, da
     returned = list_request_columns(connection, workload, database)
     types = {name.lower(): type_ for name, type_ in returned.items()}
     where = f"{database}: the query of workload {workload.name!r} returns"
+    found = connection.sql(workload.requests_sql).columns  # as written; `query` renames the second of `f` and `F`
     for column in (*workload.columns, *filter(None, [workload.priority])):
         if column.lower() not in types:
             raise DatabaseError(f"{where} no column {column!r}; it returns {', '.join(returned)}")
+        if len(spellings := dict.fromkeys(name for name in found if name.lower() == column.lower())) > 1:
+            raise DatabaseError(f"{where} {' and '.join(spellings)}, which are one name in DuckDB: leave one out")
     if workload.priority and (type_ := types[workload.priority.lower()]) not in WHOLE_NUMBERS:
         expected = f"a priority is a whole number of type {', '.join(WHOLE_NUMBERS)}"
         raise DatabaseError(f"{where} column {workload.priority!r} as {type_}; {expected}")

@@ -1,15 +1,14 @@
 """Compares the layouts of workloads over all rows of their queries, and gives advice."""
 
-import tempfile
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tasks.layouts.choose import WORTH_SPLITTING, find_orders, order_rows, spread_orders
 from tasks.layouts.estimate import RowOrders
 from tasks.layouts.parts import Parts, arrange_workload
 from tasks.layouts.side import Side, describe_orders, measure_sharing
 from tasks.runs.source import Source
+from tasks.storage.scratch_folder import scratch_folder
 from tasks.workloads.workload import Workload
 
 AS_WRITTEN = "as written"
@@ -60,8 +59,7 @@ def advise_layouts(source: Source, workloads: Sequence[Workload], cascaded: Cont
     Args:
         cascaded: names of workloads that are steps of a cascade, which keep the written layout.
     """
-    with tempfile.TemporaryDirectory(prefix="batchloom-advise-") as name:
-        folder = Path(name)
+    with scratch_folder("advise") as folder:
         sides = []
         for number, workload in enumerate(workloads):
             is_step = workload.name in cascaded

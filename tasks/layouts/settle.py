@@ -1,7 +1,6 @@
 """Chooses the layouts of a night: those of earlier nights, or new ones that save enough."""
 
 import logging
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from tasks.layouts.kept import Choice, keep_choices, lay_out, use_kept
 from tasks.layouts.parts import arrange_workload, split_prompt
 from tasks.layouts.side import Side, can_move, count_tokens, describe_orders
 from tasks.runs.source import Source
+from tasks.storage.scratch_folder import scratch_folder
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -42,12 +42,12 @@ def settle_layouts(source: Source, workloads: Sequence[Workload], *, is_kept: bo
     laid_out = [use_kept(source.database, workload) for workload in workloads]
     if not any(map(can_move, workloads)):
         return laid_out
-    with tempfile.TemporaryDirectory(prefix="batchloom-layouts-") as folder:
-        sides = [Side.read(source, each, Path(folder, str(number))) for number, each in enumerate(workloads)]
+    with scratch_folder("layouts") as folder:
+        sides = [Side.read(source, each, folder / str(number)) for number, each in enumerate(workloads)]
         busy = {number: side for number, side in enumerate(sides) if side.num_rows}
         if not any(side.can_move for side in busy.values()):
             return laid_out
-        chosen, choices, counts = _choose(source, list(busy.values()), Path(folder))
+        chosen, choices, counts = _choose(source, list(busy.values()), folder)
     if choices and is_kept:
         keep_choices(source.database, choices, counts)
         return [use_kept(source.database, workload) for workload in workloads]

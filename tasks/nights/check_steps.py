@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
+from secrets import token_hex
 
 import duckdb
 
@@ -11,10 +12,13 @@ from engine.errors import BatchloomError, ConfigError, DatabaseError
 from tasks.database.connection import connect, execute, quote_identifier, restrict_sql, set_option
 from tasks.database.schema import INPUT_TABLES, check_requests, check_schema, create_schema, list_relations
 from tasks.nights.graph import Step, plan_waves
+from tasks.prompts.prompt import RequestForm
+from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload import Workload
 
-PLANNED = "batchloom_planned"
-"""Name of an in-memory database with the database's views, and the tables and views that the night will make."""
+PLANNED = f"batchloom_planned_{token_hex(8)}"
+"""Name of an in-memory database with the database's views, and the tables and views that the night will make. It is
+random, because a user's database and attachments may have any name."""
 
 
 def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping[str, str]) -> None:
@@ -26,6 +30,13 @@ def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping
     steps = tuple(Step(name=name, model="", after=after) for name, after in zip(names, befores, strict=False))
     for problem in find_query_problems(database, steps, dict(zip(names, workloads, strict=True)), attach):
         raise DatabaseError(problem)
+
+
+def check_labels(workloads: Sequence[Workload], checkpoint: Path) -> None:
+    """Raise `WorkloadError` if two labels of a workload are the same tokens of the checkpoint, or one has none."""
+    for workload in workloads:
+        if workload.kind.has_labels:
+            RequestForm.of(workload, TextCodec.load(checkpoint), None)
 
 
 def check_tables(workloads: Sequence[Workload]) -> None:

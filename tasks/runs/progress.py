@@ -166,6 +166,8 @@ def _log(looks: Iterable[Look], title: str, work: PlannedWork, show: Callable[[i
         rows = f"{counts.num_rows:,} of {work.num_rows:,} prompts"
         failed = f" ({counts.num_failed:,} failed)" if counts.num_failed else ""
         tokens = f"{counts.num_tokens:,} tokens, {counts.num_tokens / seconds:,.0f} tokens/s"
-        rest = "time left not known yet" if math.isnan(left) else f"about {left:,.0f} s left"
-        LOGGER.info("%s: %s%s, %s, %s", title, rows, failed, tokens, rest)
+        if not counts.num_tokens:
+            tokens = f"the model is loaded, or computes its first step; {seconds:,.0f} s so far"
+        rest = "" if math.isnan(left) else f", about {left:,.0f} s left"
+        LOGGER.info("%s: %s%s, %s%s", title, rows, failed, tokens, rest)
         show(counts.num_rows)

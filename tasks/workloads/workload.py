@@ -229,7 +229,7 @@ def load_workload(name_or_path: str | Path) -> Workload:
         known = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml"))) + "; a file of your own ends in .toml"
         raise WorkloadError(f"no workload {str(name_or_path)!r}: no file {path}; shipped workloads: {known}") from error
     except (OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, or a path with a NUL
-        raise WorkloadError(f"{path} cannot be read: {error}") from error
+        raise WorkloadError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
         values = tomllib.loads(text)
         refuse_if({"kind", "source", "row_layouts"} & values.keys(), "'kind', 'source', 'row_layouts' are no keys here")

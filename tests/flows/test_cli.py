@@ -135,6 +135,7 @@ def many_documents(nights: Any, count: int) -> None:
         (("--kv-memory", "1KB"), "a KV budget of 1000 bytes holds no request"),
         (("--workload", "nonsense"), "no workload 'nonsense'"),
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
+        (("--workload", "{tmp}/"), "nightly: {tmp} cannot be read: Is a directory"),
         (("--max-model-len", "48"), "workload 'snippets': answers of up to 48 tokens leave no room for a prompt"),
         (("--max-num-batched-tokens", "0"), "--max-num-batched-tokens: Input should be greater than or equal to 1"),
         (("--workers", "0"), "--workers: Input should be greater than or equal to 1"),
@@ -258,9 +259,55 @@ def test_all_workloads_are_checked_before_the_first_is_answered(
     assert not list(nights.runs.glob("*-*")), "no run was begun"
 
 
-def test_help_shows_twelve_options_first_and_all_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("prefect_server")
+def test_a_wrong_model_and_a_wrong_workload_are_named_together(
+    nights: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.toml").write_text("name = ")
+    workloads = [str(tmp_path / "broken.toml"), "snipets"]
+    where = [*nights.inputs, "--model", str(tmp_path / "none")]
+    for command, arguments in (
+        ("nightly", [*where, "--workload", workloads[0], "--workload", workloads[1]]),
+        ("explain", [*where, "--workload", workloads[0], "--workload", workloads[1]]),
+        ("compare", [*workloads, *where]),
+    ):
+        assert batchloom([command, *arguments]) == 1
+        (line,) = capfd.readouterr().err.splitlines()
+        model, broken, unknown = line.split("; ", 2)
+        assert model == f"{command}: model '{tmp_path / 'none'}': no such file or folder"
+        assert broken.startswith(f"{workloads[0]} cannot be read as TOML: ")
+        assert unknown.startswith("no workload 'snipets': ")
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_labels_of_all_workloads_are_checked_before_the_first_is_answered(
+    nights: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.sql").write_text("select doc_id, body from documents")
+    (tmp_path / "topics.toml").write_text(
+        'name = "topics"\nmode = "score"\nrequests_sql = "rows.sql"\nkey = ["doc_id"]\nlabels = ["Yes", "yes"]\n'
+        '[prompt]\ntemplate = "{body}"\n[output]\ntable = "topics"\n'
+    )
+    shutil.copytree(nights.model, tmp_path / "model")
+    tokenizer = json.loads((tmp_path / "model" / "tokenizer.json").read_text())
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(tokenizer | {"normalizer": {"type": "Lowercase"}}))
+    workloads = ["--workload", "snippets", "--workload", str(tmp_path / "topics.toml")]
+    capfd.readouterr()
+    assert run_flow(nightly, [*nights.inputs, "--model", str(tmp_path / "model"), *OPTIONS, *workloads]) == 1
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert "nightly: workload 'topics': labels 'Yes' and 'yes' are the same tokens [" in shown.err
+    assert not list(nights.runs.glob("*-*")), "no run was begun"
+
+
+def test_help_shows_twelve_options_first_and_all_when_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert run_flow(nightly, ["--help"]) == 0
-    first = set(re.findall(r"^│ .? +(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
+    shown = capsys.readouterr().out
+    assert max(part.count("\n") for part in re.split(r"^│ .? +--", shown, flags=re.MULTILINE)[1:]) <= 5, "lines of one"
+    first = set(re.findall(r"^│ .? +(--[a-z-]+)", shown, re.MULTILINE)) - {"--help"}
     assert first == {
         *("--database", "--model", "--workload", "--full", "--publish", "--sample", "--keep"),
         *("--device", "--dtype", "--kv-memory", "--max-num-batched-tokens", "--workers"),
@@ -387,6 +434,14 @@ def test_what_is_missing_is_named(nights: Any, tmp_path: Path, capsys: pytest.Ca
         (
             ["nightly", *nights.inputs, "--workers", "two"],
             'nightly: Invalid value for --workers: unable to convert "two" into a whole number or auto.',
+        ),
+        (
+            ["nightly", *nights.inputs, "--sample", "few"],
+            'nightly: Invalid value for --sample: unable to convert "few" into a whole number.\n',
+        ),
+        (
+            ["report", *nights.inputs[:2], "--lock-timeout-seconds", "long"],
+            'report: Invalid value for --lock-timeout-seconds: unable to convert "long" into a number.\n',
         ),
         (["check"], "check: NIGHT.toml is missing"),
         (["check", str(night), "more"], "check: more: belongs to no option"),

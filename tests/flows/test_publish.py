@@ -120,6 +120,7 @@ def test_a_copy_is_not_made_where_it_would_harm(nights: Any, tmp_path: Path) -> 
     for target, message in (
         (tmp_path / "none" / "copy.duckdb", "no folder"),
         (tmp_path, "is a folder"),
+        (Path("a\0b"), r"publish: no file's name holds a NUL, got 'a\\x00b'"),
         (nights.path, "is the database itself"),
         (link, "is the database itself"),
         (Path(__file__), "is not a DuckDB database and would be replaced"),

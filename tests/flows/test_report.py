@@ -480,6 +480,9 @@ def test_a_page_that_cannot_be_written_is_one_line(
         capsys.readouterr().err
         == f"report: {tmp_path}/no/such/page.html cannot be written: No such file or directory\n"
     )
+    for place in (".", "/", str(tmp_path)):
+        assert run_flow(report, ["--database", str(nights.path), "--out", place]) == 1
+        assert capsys.readouterr().err == f"report: {place} cannot be written: Is a directory\n"
     (folder,) = runs_folder(nights.path).glob("*-ranking-*")
     (folder / "report.html").unlink()
     (folder / "report.html").mkdir()

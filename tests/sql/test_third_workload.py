@@ -344,6 +344,18 @@ def test_a_query_that_returns_too_little(tickets: Any, topics: Path) -> None:
     )
 
 
+def test_a_query_that_returns_a_column_in_two_spellings(tickets: Any, topics: Path) -> None:
+    """DuckDB would take the first; a column that nobody uses may be there twice."""
+    query = "select ticket_id, subject, 1 as other, 2 as OTHER, message, '' as \"Message\" from tickets"
+    topics.with_name("select_tickets.sql").write_text(query)
+    with pytest.raises(DatabaseError) as caught:
+        tickets.prepare(load_workload(topics))
+    why = "returns message and Message, which are one name in DuckDB: leave one out"
+    assert str(caught.value) == f"{tickets.path}: the query of workload 'topics' {why}"
+    topics.with_name("select_tickets.sql").write_text(query.replace(", '' as \"Message\"", ""))
+    tickets.run(load_workload(topics), sort)
+
+
 def test_a_query_that_fails_halfway_leaves_no_artifact(tickets: Any, topics: Path, tmp_path: Path) -> None:
     topics.with_name("select_tickets.sql").write_text(
         "select ticket_id, subject, message, (ticket_id[3:] || subject)::integer::text as error from tickets"

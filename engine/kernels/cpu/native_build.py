@@ -74,7 +74,8 @@ def _compiled(compiler: str, folder: Path, source: str) -> Path:
             made = Path(scratch) / path.name
             built = run([compiler, *flags, str(_SOURCES / f"{source}.cpp"), "-o", str(made)])
             if built.returncode != 0:
-                raise NativeBuildError(f"{compiler} cannot compile {source}.cpp: {built.stderr.strip()[:2000]}")
+                why = " ".join(built.stderr.split())[:500] or f"its exit status is {built.returncode}"
+                raise NativeBuildError(f"{compiler} cannot compile {source}.cpp: {why}")
             made.replace(path)
     except OSError as error:
         raise NativeBuildError(f"the kernels cannot be kept in {folder}: {error}") from error

@@ -46,7 +46,7 @@ def resolve_head(model: str | Path) -> Path:
 
 
 def _is_named_as_path(model: str) -> bool:
-    return model.endswith(".gguf") or model.startswith((".", "~", "/")) or model.count("/") > 1
+    return model.endswith(".gguf") or model.startswith((".", "~", "/")) or model.count("/") > 1 or "\0" in model
 
 
 def _fetch(model: str, patterns: list[str]) -> Path:
@@ -54,11 +54,22 @@ def _fetch(model: str, patterns: list[str]) -> Path:
 
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))
-    except Exception as error:  # offline, no such repository, no permission: the message says which
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"model {model!r}: neither a local checkpoint nor a hub id that can be fetched: {first_line}"
-        ) from error
+    except Exception as error:  # offline, no such repository, no permission
+        raise ModelError(f"model {model!r}: no such file or folder here, and {_describe(error)}") from error
+
+
+def _describe(error: Exception) -> str:
+    """Why the hub gave nothing: an error of `huggingface_hub` as the end of a line."""
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    if isinstance(error, LocalEntryNotFoundError):
+        return "the Hugging Face hub cannot be reached"
+    if isinstance(error, GatedRepoError):
+        return "the hub gives it only to those with access: set HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return "the hub has no such repository, or it is private and needs HF_TOKEN"
+    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return f"the hub gives nothing: {first_line}"
 
 
 def _has_weights(model: str) -> bool:
@@ -67,4 +78,4 @@ def _has_weights(model: str) -> bool:
     try:
         return any("/" not in name and name.endswith(".safetensors") for name in list_repo_files(model))
     except Exception as error:  # offline, and only the small files are in the hub's cache
-        raise ModelError(f"model {model!r}: its weights are not here and cannot be fetched: {error}") from error
+        raise ModelError(f"model {model!r}: its weights are not here, and {_describe(error)}") from error

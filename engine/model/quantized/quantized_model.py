@@ -1,6 +1,7 @@
 """A model on the CPU whose weights stay quantized as in its file, computed in bfloat16 or float32."""
 
 import logging
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,8 @@ Parts = list[QuantizedColumns]
 
 LOGGER = logging.getLogger("batchloom.engine")
 
+_announce = cache(LOGGER.info)  # logs the same message once, although a forecast looks again
+
 
 def load_quantized(
     model: str | Path, config: EngineConfig, device: torch.device, *, make_engine: "MakeEngine"
@@ -89,7 +92,11 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
         return None
     check_layers(folder, weight_shapes(folder))
     weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder)
-    reason = _why_not(folder, values, weights, config, device)
+    lacks_kernels = False
+    try:
+        reason = _why_not(folder, values, weights, config, device)
+    except NativeBuildError as error:
+        reason, lacks_kernels = str(error), True
     if reason is None:
         if isinstance(weights, GroupedWeights):  # of a GGUF file these are known once it is opened
             known = make_skeleton(folder, torch.float32).named_parameters(remove_duplicate=False)
@@ -97,7 +104,9 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
         return weights
     if config.dtype == "quantized" or not can_unpack:
         raise ModelError(f"model {str(weights.file)!r}: dtype 'quantized': {reason}")
-    LOGGER.info("the weights of %s are unpacked: %s", weights.file.name, reason)
+    if lacks_kernels:  # `make_attention` logs why
+        reason = "to stay quantized they need compiled kernels"
+    _announce("the weights of %s are unpacked: %s", weights.file.name, reason)
     return None
 
 
@@ -110,6 +119,7 @@ def find_quantized_dtype() -> torch.dtype:
 def _why_not(
     folder: Path, values: Any, weights: QuantizedWeights, config: EngineConfig, device: torch.device
 ) -> str | None:
+    """Why the weights cannot stay quantized. Raises `NativeBuildError` as `quantized_library`."""
     if device.type != "cpu" or config.attention not in ("auto", "native"):
         return f"that is for a CPU and attention 'native', got device {device} and attention {config.attention!r}"
     if not is_plain(values.to_dict()):
@@ -127,7 +137,7 @@ def _why_not(
         kv = kv_shape_of(values, find_quantized_dtype())
         heads: dict[str, Any] = {"num_q_heads": num_q_heads, "num_kv_heads": kv.num_kv_heads, "head_dim": kv.head_dim}
         NativeBackend(**heads, dtype=kv.dtype, block_size=config.block_size, folder=cache_folder())
-    except (ValueError, NativeBuildError) as error:
+    except ValueError as error:
         return str(error)
     qkv_size = (num_q_heads + 2 * kv.num_kv_heads) * kv.head_dim
     inner_sizes = (values.intermediate_size, getattr(values, "moe_intermediate_size", None) or 0)

@@ -387,7 +387,13 @@ def test_head_norms_and_rotation_are_those_of_transformers(folders: dict[str, Pa
 
 
 def test_a_missing_or_broken_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for compiler, reason in (("no-such-compiler", "no-such-compiler"), ("false", "cannot compile native.cpp")):
+    (tmp_path / "broken").write_text("#!/bin/sh\nprintf 'a.cpp: error: first\\n  second\\n' >&2\nexit 1\n")
+    (tmp_path / "broken").chmod(0o700)
+    for compiler, reason in (
+        ("no-such-compiler", "no-such-compiler"),
+        ("false", r"/false cannot compile native\.cpp: its exit status is 1\Z"),
+        (str(tmp_path / "broken"), r"/broken cannot compile native\.cpp: a\.cpp: error: first second\Z"),
+    ):
         load_library.cache_clear()
         monkeypatch.setenv("CXX", compiler)
         with pytest.raises(NativeBuildError, match=reason):
@@ -395,7 +401,7 @@ def test_a_missing_or_broken_compiler_is_named(tmp_path: Path, monkeypatch: pyte
                 num_q_heads=1, num_kv_heads=1, head_dim=32, dtype=torch.float32, block_size=32, folder=tmp_path
             )
     load_library.cache_clear()
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 
 
 @pytest.mark.parametrize(

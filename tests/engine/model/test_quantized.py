@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ConfigError, ModelError
+from engine.kernels.cpu.native_build import load_library
 from engine.model.loading.checkpoint import checkpoint_digest
 from engine.model.loading.gguf import write_tensor_table
 from engine.model.model_shape import ModelShape
@@ -149,6 +150,22 @@ def test_what_is_not_covered_is_named(
     (tmp_path / "model.gguf").unlink()
     with pytest.raises(ModelError, match=r"cannot be read: .*No such file"):
         load(opened)
+
+
+def test_without_a_compiler_a_line_says_once_that_weights_are_unpacked(
+    shaped: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forecast looks at the weights again; the line about attention says why there are no kernels."""
+    opened, _ = write_quantized(shaped("llama"), tmp_path, {"weight": "Q8_0"})
+    load_library.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.INFO, logger="batchloom.engine"):
+        assert find_quantized(opened, EngineConfig(), torch.device("cpu")) is None
+        choose_hardware(opened, EngineTeam(engine=EngineConfig()))
+    with pytest.raises(ModelError, match=r"model\.gguf': dtype 'quantized': there is no C\+\+ compiler \('no-such-"):
+        load(opened, dtype="quantized")
+    load_library.cache_clear()
+    assert caplog.messages == ["the weights of model.gguf are unpacked: to stay quantized they need compiled kernels"]
 
 
 def test_a_forecast_counts_the_bytes_of_the_file(computed: str, shaped: Callable[[str], Path], tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
 from tasks.runs.run import Run
 from tasks.runs.run_exchange import RunExchange, local_job
-from tasks.runs.worker_copy import PREFIX, PROCESS_COPY
+from tasks.runs.worker_copy import PROCESS_COPY
+from tasks.storage.scratch_folder import PREFIX
 from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.workload import load_workload

@@ -105,6 +105,8 @@ def test_without_a_chat_template_the_columns_come_before_the_template(tmp_path: 
         ('a = "MAP(INT, INT)"', "type 'MAP(INTEGER, INTEGER)' is not supported; a column may be VARCHAR, BOOLEAN"),
         ('a = "STRUCT(b JSON)"', "type 'JSON' is not supported"),
         ('a = "INT NOT NULL"', "type 'INT NOT NULL' is not a type of DuckDB"),
+        ('a = "INTEGER[100000]"', "holds 100,000 values in each row, at most 4,096 fit: leave the size of"),
+        ('a = "STRUCT(b INT, c STRUCT(d INT)[64])[64]"', "holds 4,160 values in each row, at most 4,096 fit: leave"),
         ('a = "INT, b INT"', "type 'INT, b INT' is not a type of DuckDB"),
         ('a = "INT); drop table texts; --"', "is not a type of DuckDB"),
         ('a = "INT"\nA = "INT"', "[columns]: A: an earlier column has this name; case does not matter"),

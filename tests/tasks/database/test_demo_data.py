@@ -155,7 +155,7 @@ def test_the_database_holds_what_was_read(contents: DemoContents, tmp_path: Path
 
 
 def test_a_database_that_cannot_be_built_leaves_nothing(contents: DemoContents, tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError):
+    with pytest.raises(DatabaseError, match=r"nowhere/demo\.duckdb cannot be written: no folder .*/nowhere$"):
         build_demo_database(tmp_path / "nowhere" / "demo.duckdb", contents)
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError, match="taken"):

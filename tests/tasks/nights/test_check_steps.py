@@ -114,3 +114,10 @@ def test_a_table_may_not_have_the_name_of_a_view_of_another_workload(
         f", as the workloads before {workloads[1].name!r} leave it: {view.lower()!r} is a {there};"
         f" batchloom needs a {needed} of that name"
     )
+
+
+@pytest.mark.parametrize("name", ["batchloom_planned", "temp", "system", "information_schema"])
+def test_a_database_may_have_any_name(name: str, tmp_path: Path, make: Callable[..., Workload]) -> None:
+    with connect(tmp_path / f"{name}.duckdb", create=True) as connection:
+        connection.execute("create table mails (mail_id text, body text)")
+    check_in_turn(tmp_path / f"{name}.duckdb", [make("first", READ_MAILS), make("second", f"{READ_ANSWERS} first")], {})

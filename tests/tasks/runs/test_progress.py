@@ -96,8 +96,10 @@ def test_without_a_terminal_there_are_log_lines(
         progress.settle(300, 40)
         time.sleep(0.15)
     lines = [record.message for record in caplog.records]
-    assert lines[0] == "snippets: 0 of 1,200 prompts, 0 tokens, 0 tokens/s, time left not known yet"
-    assert any(line.startswith("snippets: 300 of 1,200 prompts, 12,345 tokens, ") for line in lines)
+    assert lines[0] == "snippets: 0 of 1,200 prompts, the model is loaded, or computes its first step; 0 s so far"
+    of_one_step = [line for line in lines if line.startswith("snippets: 300 of 1,200 prompts, 12,345 tokens, ")]
+    assert of_one_step
+    assert all(line.endswith(" tokens/s") for line in of_one_step), "one step says nothing about the time left"
     assert lines[-1].startswith("snippets: 300 of 1,200 prompts (40 failed), 12,400 tokens, ")
     assert lines[-1].endswith(" s left")
     assert (shown[0], shown[-1]) == (0, 300)

@@ -1,8 +1,14 @@
 """What is looked at before weights are: nothing large is fetched or converted."""
 
 import fnmatch
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import huggingface_hub
 import pytest
@@ -44,8 +50,9 @@ def test_no_weights_of_a_hub_id_are_fetched(hub: list[str]) -> None:
     [
         ("me/tiny", "model.safetensors", r"the repository holds no \*\.safetensors file"),
         ("me/tiny", "config.json", r"the repository holds no config\.json"),
-        ("me/none", "", "neither a local checkpoint nor a hub id that can be fetched: no repository me/none"),
+        ("me/none", "", "no such file or folder here, and the hub gives nothing: no repository me/none"),
         ("./none", "", "no such file or folder"),
+        ("no\0ne", "", r"model 'no\\x00ne': no such file or folder"),
     ],
 )
 def test_what_is_no_model_is_said_before_its_weights_are_missed(
@@ -59,3 +66,44 @@ def test_what_is_no_model_is_said_before_its_weights_are_missed(
 
 def test_a_folder_is_itself(tiny_llama: Path) -> None:
     assert resolve_head(tiny_llama) == tiny_llama
+
+
+@pytest.fixture
+def other_hub() -> Iterator[str]:
+    """The URL of a hub that has one repository, me/gated, for users with access."""
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(403 if "gated" in self.path else 404)
+            self.send_header("X-Error-Code", "GatedRepo" if "gated" in self.path else "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "why"),
+    [
+        ("me/none", {}, "the hub has no such repository, or it is private and needs HF_TOKEN"),
+        ("me/gated", {}, "the hub gives it only to those with access: set HF_TOKEN"),
+        ("me/none", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "the Hugging Face hub cannot be reached"),
+        ("none", {"HF_HUB_OFFLINE": "1"}, "the Hugging Face hub cannot be reached"),
+    ],
+)
+def test_what_the_hub_does_not_give_is_a_plain_line(
+    model: str, settings: dict[str, str], why: str, other_hub: str, tmp_path: Path
+) -> None:
+    """In a process of its own: huggingface_hub reads these variables when it is imported."""
+    program = "import sys; from engine.model.loading.checkpoint import *; resolve_checkpoint(sys.argv[1])"
+    own = {"HF_ENDPOINT": other_hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)} | settings
+    command = [sys.executable, "-c", program, model]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
+    line = f"engine.errors.ModelError: model {model!r}: no such file or folder here, and {why}"
+    assert done.stderr.splitlines()[-1] == line
