@@ -25,6 +25,8 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.sorting import LogSort
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from engine import EngineConfig
 from engine.errors import ConfigError
@@ -253,6 +255,8 @@ def test_what_a_cpu_does_not_compute_is_refused_before_any_row_is_read(
         ),
         ("spiral", "config.json: rope_type 'spiral' is not one of default, dynamic, linear, llama3, longrope, "),
         ("text", "config.json: hidden_size must be a positive whole number, got '96'"),
+        ("foreign", "config.json says vocab_size 480, its tokenizer has ids up to 498"),
+        ("untaught", "config.json says vocab_size 499, and each prompt has the token '<turn>' with id 499"),
     ],
 )
 @pytest.mark.usefixtures("prefect_server")
@@ -272,10 +276,21 @@ def test_a_model_that_cannot_answer_is_named_before_a_row_is_read(
     changes = {
         "spiral": spiral,
         "text": {"hidden_size": "96"},
+        "foreign": {"vocab_size": 480},
+        "untaught": {"vocab_size": 499},
     }
     for name, change in changes.items():
         shutil.copytree(nights.model, tmp_path / name)
         (tmp_path / name / "config.json").write_text(json.dumps(values | change))
+    for name in ("foreign", "untaught"):
+        file = tmp_path / name / "model.safetensors"
+        tensors = load_file(file)
+        tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][: changes[name]["vocab_size"]]
+        save_file(tensors, file, metadata={"format": "pt"})
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "untaught")
+    tokenizer.add_tokens(["<turn>"])
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_start|>", "<turn>")
+    tokenizer.save_pretrained(tmp_path / "untaught")
     capfd.readouterr()
     assert run_flow(nightly, [*nights.inputs, "--model", str(tmp_path / model)]) == 1
     shown = capfd.readouterr()
