@@ -13,8 +13,13 @@ from tasks.workloads.workload import Workload
 
 
 def refuse_unknown(folder: Path, tokenizer: Tokenizer, size: int) -> None:
-    """Raises `ModelError` if a checkpoint's model, with embeddings for `size` tokens, has none for some of its
-    tokenizer's; added tokens may lack one, since prompts need not use them."""
+    """Raises `ModelError` if a model has no embedding for a token of its tokenizer that is not an added one, which
+    prompts need not use.
+
+    Args:
+        folder: of the checkpoint.
+        size: number of tokens that have embeddings.
+    """
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     unknown = {token: number for token, number in tokenizer.get_vocab().items() if number >= size}
     if others := [number for token, number in unknown.items() if token not in added]:
