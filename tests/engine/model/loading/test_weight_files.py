@@ -202,6 +202,12 @@ def test_a_gguf_file_s_sizes_are_those_of_its_tensors(smollm2_gguf: Path, tmp_pa
         ModelError, match=r"head_dim 576, hidden_size 576; the weight blk\.0\.attn_k\.weight has the shape"
     ):
         check_weights(SETTINGS, folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    table = json.loads((folder / "gguf_tensors.json").read_text())
+    del table["tensors"]["blk.3.attn_norm.weight"]
+    (folder / "gguf_tensors.json").write_text(json.dumps(table))
+    with pytest.raises(ModelError, match=r"its files lack 1 weights, blk\.3\.attn_norm\.weight first$"):
+        check_weights(SETTINGS, folder)
 
 
 @pytest.mark.parametrize(
