@@ -55,7 +55,9 @@ class Engine(BatchCalls):
         checkpoint: of the model, for a second process and for pooling layers; None where the model is an object.
     """
 
-    def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
+    def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: str | None = None) -> None:
+        if config is None or isinstance(model, (str, Path)):
+            raise ConfigError(f"a checkpoint's engine is made by {type(self).__name__}.load(model, config)")
         self.config = config
         self._config = config  # with a number of tokens for each step
         if config.max_num_batched_tokens == "auto" and model.device.type != "cpu":

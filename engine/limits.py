@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.device.placement import dtype_name, find_dtype, resolve_device
 from engine.errors import CapacityError
-from engine.model.loading.checkpoint import (
-    GGUF_TENSORS,
-    check_layers,
-    is_quantized,
-    read_end_tokens,
-    read_json,
-    weight_shapes,
-)
-from engine.model.loading.config_sizes import check_shapes, kv_bytes_per_layer, read_size, read_sizes
+from engine.model.loading.checkpoint import GGUF_TENSORS, is_quantized, read_end_tokens, read_json
+from engine.model.loading.config_sizes import check_weight_files, kv_bytes_per_layer, read_size, read_sizes
 from engine.request import Request
 from engine.scheduling.sequence import most_blocks, most_tokens
 
@@ -42,10 +35,9 @@ def check_kv_budget(config: EngineConfig, checkpoint: Path) -> None:
 
 def check_weights(config: EngineConfig, checkpoint: Path) -> None:
     """Refuses weights that do not fit config.json or are not computed, and unusable end tokens, before any work."""
-    shapes = weight_shapes(checkpoint)
-    check_layers(checkpoint, shapes)
-    check_shapes(checkpoint, shapes)
-    read_end_tokens(checkpoint)
+    check_weight_files(checkpoint)
+    for name in ("config.json", "generation_config.json"):
+        read_end_tokens(checkpoint, name)
     if config.dtype == "fp8":
         find_dtype("fp8", resolve_device(config.device))
     can_unpack = config.dtype != "quantized" and (checkpoint / GGUF_TENSORS).is_file()

@@ -149,8 +149,8 @@ class WorkerSettings(Settings):
             check_cluster(self.ray_address, engine)
             return
         check_device(engine.device)
-        if engine.device != "cpu" or engine.tensor_parallel_size > 1:
-            from flows.gpu_check import check_gpus  # imported only when needed
+        if engine.device != "cpu" or engine.tensor_parallel_size > 1 or engine.dtype == "int8" or engine.deterministic:
+            from flows.kernel_check import check_kernels  # imported only when needed
 
-            check_gpus(engine, checkpoint)
+            check_kernels(engine, checkpoint)
         check_kv_budget(engine, checkpoint)

@@ -18,6 +18,7 @@ from tasks.database.connection import connect
 from tasks.partitions.attempt import ENDED
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import plan_prefix
+from tasks.prompts.known_tokens import check_prompt
 from tasks.prompts.text_codec import check_tokenizer
 from tasks.prompts.thinking import check_thinking
 from tasks.read import ReadResult, read, read_answer_length
@@ -45,6 +46,7 @@ def find_source(
 
         prove_architecture(source.checkpoint)
     check_weights(engine, source.checkpoint)
+    check_tokenizer(source.checkpoint)
     return source
 
 
@@ -53,7 +55,6 @@ def describe_source(
 ) -> Source:
     """As `find_source`, without a check that the engine can compute the model. See `find_source`."""
     checkpoint = resolve_checkpoint(model)
-    check_tokenizer(checkpoint)
     # In an encoder each token attends to the whole text: prompts share nothing.
     can_share = is_plain(read_json(checkpoint / "config.json")) or not is_encoder(checkpoint)
     return Source(
@@ -77,6 +78,8 @@ def load_workloads(names: Sequence[str], source: Source, adapter: Path | None) -
         check_room(workload, source.max_model_len)
         if workload.kind.thinking:
             check_thinking(workload, source.checkpoint)
+        if not check_tokenizer(source.checkpoint):
+            check_prompt(workload, source.checkpoint)
     if len(set(names)) < len(names) or any("/" in workload.source for workload in chosen):  # not just shipped ones
         from tasks.nights.check_steps import check_in_turn, check_labels  # imported only when needed
 

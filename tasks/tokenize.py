@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.errors import ModelError, WorkloadError
+from engine.errors import WorkloadError
 from engine.model.loading.checkpoint import read_json
+from engine.model.loading.config_sizes import find_size
 from tasks.prompts.prompt import SUFFIX, Encode, PromptEncoder, RequestForm, workload_format
 from tasks.prompts.row_orders import ROW_LAYOUT, encode_by_layout
 from tasks.prompts.text_codec import TextCodec
@@ -72,11 +73,7 @@ def check_room(workload: Workload, max_model_len: int) -> None:
 
 def read_max_model_len(checkpoint: Path, setting: int | Literal["auto"]) -> int:
     """Longest prompt plus answer in tokens: the checkpoint's limit, or a lower setting; `ModelError` if it has none."""
-    config = read_json(checkpoint / "config.json")
-    config = text if isinstance(text := config.get("text_config"), dict) else config
-    limit = config.get("max_position_embeddings")
-    if not isinstance(limit, int):
-        raise ModelError(f"{checkpoint / 'config.json'}: cannot read max_position_embeddings, got {limit!r}")
+    limit = find_size(read_json(checkpoint / "config.json"), "max_position_embeddings")
     return limit if setting == "auto" else min(limit, setting)
 
 

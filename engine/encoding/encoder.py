@@ -21,7 +21,8 @@ from engine.encoding.families import ENCODERS, first_position
 from engine.encoding.packed_linear import pack_linears
 from engine.errors import ModelError
 from engine.model.adapters.adapter import Adapter
-from engine.model.loading.checkpoint import check_layers, refuse_missing, weight_shapes
+from engine.model.loading.checkpoint import check_layers
+from engine.model.loading.other_weights import refuse_missing
 from engine.model.loading.stock_weights import read_config, read_pretrained
 from engine.model.stock_attention import refuse_unless_neutral
 from engine.pooling.class_labels import ClassLabels
@@ -151,7 +152,7 @@ class Encoder:
         config = read_config(folder)
         if config.model_type not in ENCODERS or getattr(config, "is_decoder", False):
             raise ModelError(f"architecture {config.model_type!r} is not an encoder that is supported")
-        check_layers(folder, weight_shapes(folder))
+        check_layers(folder)
         has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
         kind = AutoModelForSequenceClassification if has_head else AutoModel
         model, missing = read_pretrained(kind, folder, config, dtype=dtype, device=device)

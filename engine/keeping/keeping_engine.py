@@ -24,8 +24,9 @@ class KeepingEngine(Engine):
     """As `Engine`, with ``keep_prefixes_bytes`` of KV in the folder ``prefix_folder`` of its configuration. If the
     folder cannot be used, all prefixes are computed, with a warning in the log. No folder raises `ConfigError`."""
 
-    def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
+    def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: str | None = None) -> None:
         super().__init__(model, config, checkpoint)
+        config = self.config
         self._keeper: PrefixKeeper | None = None
         if checkpoint is None:
             LOGGER.warning("no prefixes are kept: a loaded model has no digest")

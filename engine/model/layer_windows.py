@@ -13,11 +13,13 @@ def find_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     config is the text model's, with transformers' defaults, which name the kind of each layer. Raises `ModelError` if a
     value of it cannot be used."""
     family, num_layers = config.get("model_type"), int(config["num_hidden_layers"])
+    if family == "llama":  # transformers' Llama ignores sliding_window
+        return ()
     window, longest, num_full = (
         read_size(config, name) if config.get(name) else 0
         for name in ("sliding_window", "max_position_embeddings", "max_window_layers")
     )
-    if family == "llama" or not window or 0 < longest <= window:  # transformers' Llama ignores sliding_window
+    if not window or 0 < longest <= window:
         return ()
     if family == "mistral":  # transformers' Mistral ignores use_sliding_window and layer_types
         return (window,) * num_layers

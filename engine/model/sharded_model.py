@@ -11,14 +11,9 @@ from torch.nn.functional import linear
 from engine.config import EngineConfig
 from engine.conflicts import check_gpus
 from engine.errors import ConfigError, ModelError
-from engine.model.loading.checkpoint import (
-    PLAIN_MODEL_TYPES,
-    is_plain,
-    read_json,
-    refuse_missing,
-    resolve_checkpoint,
-)
+from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_json, resolve_checkpoint
 from engine.model.loading.gguf import unpack_gguf
+from engine.model.loading.other_weights import refuse_missing
 from engine.model.model import Model
 from engine.model.plain.plain_checkpoint import fill_in
 from engine.model.plain.plain_model import Linear
@@ -60,7 +55,8 @@ class ShardedModel(Model):
         for layer in language_model.get_decoder().layers:
             for part, name in ((layer.self_attn, "o_proj"), (layer.mlp, "down_proj")):
                 setattr(part, name, RowShardedLinear(getattr(part, name), shard))
-        refuse_missing(fill_in(language_model, folder, device, partial(_cut, shard)), folder)
+        if not fill_in(language_model, folder, device, partial(_cut, shard)):
+            refuse_missing(["lm_head.weight"], folder)
         made = cls(language_model, device=device, owns_weights=True)
         made.shard = shard
         return made
@@ -118,12 +114,9 @@ def divide_config(config: Any, size: int) -> Any:
 def _cut(shard: Shard, file: Any, name: str, shape: torch.Size) -> torch.Tensor:
     """The rank's part of a tensor in a file, cut along the dimension, if any, in which `shape` is smaller."""
     whole = file.get_slice(name)
-    sizes = whole.get_shape()
-    if any(size not in (part, part * shard.size) for size, part in zip(sizes, shape, strict=True)):
-        raise ModelError(f"the weight {name} has the shape {sizes}, expected {shard.size} times {list(shape)}")
     ranges = (
         slice(0, part) if size == part else slice(shard.rank * part, (shard.rank + 1) * part)
-        for size, part in zip(sizes, shape, strict=True)
+        for size, part in zip(whole.get_shape(), shape, strict=True)
     )
     tensor: torch.Tensor = whole[tuple(ranges)]
     return tensor.contiguous()

@@ -16,7 +16,8 @@ from flows.nights.night_file import NightPlan, load_night
 from flows.settings import WorkerSettings
 from tasks.nights.check_steps import find_query_problems
 from tasks.nights.deadline import find_deadline
-from tasks.prompts.prompt import RequestForm, workload_format
+from tasks.prompts.known_tokens import check_prompt
+from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.thinking import make_thinking
 from tasks.publish import check_target
@@ -79,7 +80,7 @@ def check_model(
     for step, unbound in workloads.items():
         try:
             workload = unbound.bind(checkpoint)
-            workload_format(workload.prompt, workload.kind.thinking, codec)
+            check_prompt(workload, checkpoint)
             for settings in RequestForm.of(workload, codec, None).settings:
                 if "thinking" in settings:
                     make_thinking(codec, settings["thinking"].max_tokens)

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from engine.errors import ModelError, WorkloadError
-from engine.model.loading.checkpoint import TOKENIZER_FILES, cache_folder
+from engine.model.loading.checkpoint import TOKENIZER_FILES, cache_folder, read_json
+from engine.model.loading.config_sizes import find_size
 from tasks.storage.artifact import replace_file
 
 if TYPE_CHECKING:
@@ -135,10 +136,12 @@ class TextCodec:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Load a tokenizer of which there is no copy yet: it may be damaged. Raises as `TextCodec.load`."""
-    if any(folder.glob("tokenizer*")) and not _find_copy(folder).is_file():
+def check_tokenizer(folder: Path) -> bool:
+    """Load a tokenizer of which there is no copy: it may be damaged, or the model may not know its tokens. Raises as
+    `TextCodec.load`; false where it has unknown tokens, or no copy can be kept."""
+    if has_none := any(folder.glob("tokenizer*")) and not _find_copy(folder).is_file():
         TextCodec.load(folder)
+    return not has_none
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -158,6 +161,12 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelError(f"model {str(folder)!r}: its tokenizer {why}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
         raise ModelError(f"model {str(folder)!r}: {type(tokenizer).__name__} has no fast form (tokenizer.json)")
+    config, token_ids = folder / "config.json", tokenizer.backend_tokenizer.get_vocab().values()
+    if config.is_file() and max(token_ids, default=0) >= (size := find_size(read_json(config), "vocab_size")):
+        from tasks.prompts.known_tokens import refuse_unknown  # imported only when needed
+
+        refuse_unknown(folder, tokenizer.backend_tokenizer, size)
+        return tokenizer
     with suppress(Exception):  # without a copy, the next load is slow again
         _keep(tokenizer, copy)
     return tokenizer

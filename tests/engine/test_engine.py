@@ -310,6 +310,9 @@ def test_the_error_for_an_encoder_names_its_engine(minilm: Path) -> None:
 
 
 def test_arguments_of_other_types_are_named(tiny_llama: Path, engine: Engine) -> None:
+    for arguments in ([tiny_llama], [str(tiny_llama), SETTINGS]):
+        with pytest.raises(ConfigError, match=r"engine is made by Engine\.load\(model, config\)"):
+            Engine(*arguments)
     with pytest.raises(ConfigError, match=r"config must be an EngineConfig, got \{'dtype': 'float32'\}"):
         Engine.load(tiny_llama, {"dtype": "float32"})  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"adapter must be an Adapter, as Adapter\.find\(folder\) makes, got 'lora'"):

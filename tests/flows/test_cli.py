@@ -25,6 +25,8 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.sorting import LogSort
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from engine import EngineConfig
 from engine.errors import ConfigError
@@ -196,7 +198,49 @@ def test_what_a_gpu_does_not_compute_is_refused_before_any_row_is_read(
     with pytest.raises(ConfigError, match=f"model '{tmp_path}': attention on a GPU: {why}"):
         machines.check_host(config, tmp_path)
     machines.check_host(EngineConfig(device="cpu", block_size=block_size), tmp_path)
-    machines.check_host(config, save_encoder("bert", tmp_path / "encoder"))
+    encoder = save_encoder("bert", tmp_path / "encoder")
+    machines.check_host(config, encoder)
+    with pytest.raises(ConfigError, match=r"dtype 'int8' is for decoders, model '.*encoder' is an enc"):
+        machines.check_host(EngineConfig(dtype="int8"), encoder)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "settings", "why"),
+    [
+        ("llama", {}, {"dtype": "int8", "block_size": 48}, "dtype 'int8': block_size 48 is not a multiple of 32"),
+        ("qwen2", {}, {"deterministic": True}, "deterministic: head dim 24 is not a multiple of 16 up to 256"),
+        ("llama", {"intermediate_size": 144}, {"dtype": "int8"}, "dtype 'int8': it .* says intermediate_size 144$"),
+        ("llama", {"num_attention_heads": 4, "head_dim": 16}, {"dtype": "int8"}, None),
+        ("llama", {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 48}, {"deterministic": True}, None),
+        (
+            *("llama", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}, {"deterministic": True}),
+            "says num_attention_heads x head_dim 48, columns of queries, keys and values 80$",
+        ),
+        ("llama", {"vocab_size": 500}, {"dtype": "int8"}, None),
+        ("llama", {"vocab_size": 500}, {"deterministic": True}, "config.json says vocab_size 500$"),
+        ("mistral", {"sliding_window": 64}, {"dtype": "int8"}, "no sliding window, config.json says one of 64 pos"),
+        ("mistral", {"sliding_window": 64}, {"deterministic": True}, "no sliding window, config.json says one of 64"),
+        ("llama", {"mlp_bias": True}, {"dtype": "int8"}, "layers are not those of Llama, Mistral or Qwen$"),
+        ("llama", {"model_type": "gpt_neox"}, {"deterministic": True}, "transformers' own, whose products depend"),
+        ("llama", {"model_type": "granite"}, {"deterministic": True}, None),
+    ],
+)
+def test_what_a_cpu_does_not_compute_is_refused_before_any_row_is_read(
+    family: str,
+    sizes: dict[str, Any],
+    settings: dict[str, Any],
+    why: str | None,
+    tiny_checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    values = read_json(tiny_checkpoint(family) / "config.json") | sizes
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config, machines = EngineConfig(device="cpu", **settings), WorkerSettings()
+    if why is None:
+        machines.check_host(config, tmp_path)
+        return
+    with pytest.raises(ConfigError, match=f"model '{tmp_path}': .*{why}"):
+        machines.check_host(config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +254,10 @@ def test_what_a_gpu_does_not_compute_is_refused_before_any_row_is_read(
             "smaller",
             "config.json says vocab_size 500, hidden_size 96; the weight model.embed_tokens.weight has the shape",
         ),
+        ("spiral", "config.json: rope_type 'spiral' is not one of default, dynamic, linear, llama3, longrope, "),
+        ("text", "config.json: hidden_size must be a positive whole number, got '96'"),
+        ("foreign", "config.json says vocab_size 480, its tokenizer has ids up to 498"),
+        ("untaught", "config.json says vocab_size 499, and each prompt has the token '<turn>' with id 499"),
     ],
 )
 @pytest.mark.usefixtures("prefect_server")
@@ -224,6 +272,26 @@ def test_a_model_that_cannot_answer_is_named_before_a_row_is_read(
     (tmp_path / "garbled" / "tokenizer.json").write_text("{")
     config = (nights.model / "config.json").read_text()
     (tmp_path / "smaller" / "config.json").write_text(config.replace('"vocab_size": 512', '"vocab_size": 500'))
+    values = json.loads(config)
+    spiral = {"rope_parameters": {"rope_type": "spiral", "rope_theta": 10000.0}}
+    changes = {
+        "spiral": spiral,
+        "text": {"hidden_size": "96"},
+        "foreign": {"vocab_size": 480},
+        "untaught": {"vocab_size": 499},
+    }
+    for name, change in changes.items():
+        shutil.copytree(nights.model, tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps(values | change))
+    for name in ("foreign", "untaught"):
+        file = tmp_path / name / "model.safetensors"
+        tensors = load_file(file)
+        tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][: changes[name]["vocab_size"]]
+        save_file(tensors, file, metadata={"format": "pt"})
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "untaught")
+    tokenizer.add_tokens(["<turn>"])
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_start|>", "<turn>")
+    tokenizer.save_pretrained(tmp_path / "untaught")
     capfd.readouterr()
     assert run_flow(nightly, [*nights.inputs, "--model", str(tmp_path / model)]) == 1
     shown = capfd.readouterr()

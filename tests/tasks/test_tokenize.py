@@ -108,5 +108,5 @@ def test_the_model_length_is_the_lower_of_two(tiny_llama: Path, setting: Any, ex
 
 def test_a_model_without_a_length_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
-    with pytest.raises(ModelError, match=r"config\.json: cannot read max_position_embeddings"):
+    with pytest.raises(ModelError, match=r"config\.json: max_position_embeddings must be a positive"):
         read_max_model_len(tmp_path, "auto")

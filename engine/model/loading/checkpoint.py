@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ GGUF_TENSORS = "gguf_tensors.json"
 QUANT_METHODS = ("compressed-tensors", "awq", "gptq")
 """Methods of safetensors files whose weights may stay quantized."""
 
-SENTENCE_FILES = (
-    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
-    *("[0-9]*_*/config.json", "[0-9]*_*/model.safetensors"),
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings"),
 )
-"""Patterns of sentence-transformers' files, which configure how a checkpoint computes embeddings."""
+_POSITIVE = ("rms_norm_eps", "rope_theta", "factor", "low_freq_factor", "high_freq_factor")
 
 _LAYER = re.compile(
     r"(?:(?:model|language_model|text_model|decoder)\.)*(?:layers|encoder\.layers|(?:\w+\.)?(?:encoder|transformer)\.layer)\.(\d+)\."
@@ -38,7 +39,8 @@ _LAYER = re.compile(
 
 def resolve_checkpoint(model: str | Path) -> Path:
     """A local folder with config.json, tokenizer files, and safetensors weights or a GGUF file's table of tensors; that
-    of a .gguf file is made once, in the cache folder. Raises `ModelError` if folder, file or hub id are missing."""
+    of a .gguf file is made once, in the cache folder. Raises `ModelError` if folder, file or hub id are missing, or as
+    `check_numbers`."""
     path = Path(os.path.expanduser(model))  # where there is no such user, the path stays as it is
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -47,6 +49,7 @@ def resolve_checkpoint(model: str | Path) -> Path:
         files = {file.name for file in path.glob("*.safetensors")} - {"adapter_model.safetensors"}
         if not files and not (path / GGUF_TENSORS).is_file():
             raise ModelError(f"model {str(model)!r}: the folder holds no *.safetensors file of a model")
+        check_numbers(path)
         return path
     from engine.model.loading.hub import hub_snapshot, open_file  # imported only when needed
 
@@ -62,6 +65,20 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ModelError(f"{path} must hold an object, got {type(values).__name__}")
     return values
+
+
+def check_numbers(folder: Path) -> None:
+    """Refuses a config.json with a plain model's size that is no positive whole number, or a number of norms or
+    rotations that is not positive; null stands for a default."""
+    objects = [read_json(folder / "config.json")]
+    for values in objects:
+        objects += [value for value in values.values() if isinstance(value, dict)]
+        sizes = {*SIZES, "head_dim"} if values.get("model_type") in PLAIN_MODEL_TYPES else set()
+        for name in [name for name in values if name in sizes or name in _POSITIVE]:
+            value, kinds = values[name], (int,) if name in sizes else (int, float)
+            if value is not None and (type(value) not in kinds or not 0 < value < math.inf):
+                what = f"must be a positive {'whole ' * (name in sizes)}number, got {value!r}"
+                raise ModelError(f"model {str(folder)!r}: config.json: {name} {what}")
 
 
 def is_quantized(model: str | Path) -> bool:
@@ -96,22 +113,18 @@ def weight_shapes(folder: Path) -> dict[str, list[int]]:
     return shapes
 
 
-def check_layers(folder: Path, names: Iterable[str]) -> None:
-    """Refuses safetensors files that hold fewer or more layers than config.json says; `names` are of their tensors."""
+def check_layers(folder: Path) -> dict[str, list[int]]:
+    """As `weight_shapes`; raises `ModelError` if there are fewer or more layers than config.json says, too."""
+    shapes = weight_shapes(folder)
     config = read_json(folder / "config.json")
     config = text if isinstance(text := config.get("text_config"), dict) else config
     num_layers = config.get("num_hidden_layers", config.get("n_layers"))
     num_more = config.get("num_nextn_predict_layers") or 0  # layers that predict further tokens are not computed
-    num_found = max((int(match[1]) + 1 for match in map(_LAYER.match, names) if match), default=None)
+    num_found = max((int(match[1]) + 1 for match in map(_LAYER.match, shapes) if match), default=None)
     if num_found and isinstance(num_layers, int) and not num_layers <= num_found <= num_layers + num_more:
         why = f"config.json says num_hidden_layers {num_layers}, the weight files hold {num_found} layers"
         raise ModelError(f"model {str(folder)!r}: {why}")
-
-
-def refuse_missing(names: Collection[str], folder: Path) -> None:
-    """Raises `ModelError` if a checkpoint's files lack weights of these names."""
-    if names:
-        raise ModelError(f"model {str(folder)!r}: its files lack {len(names)} weights, {min(names)} first")
+    return shapes
 
 
 def is_plain_chat(folder: Path) -> bool:
@@ -135,6 +148,8 @@ def checkpoint_digest(folder: Path) -> str:
         elif file.suffix == ".safetensors":
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode() + weight_sample(file))
     if (folder / "modules.json").is_file():
+        from engine.model.loading.hub import SENTENCE_FILES  # imported only when needed
+
         for file in (file for pattern in SENTENCE_FILES for file in sorted(folder.glob(pattern))):
             digest.update(f"{file.relative_to(folder)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
@@ -169,7 +184,7 @@ def is_plain(config: Mapping[str, Any]) -> bool:
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("mlp_bias")
         and isinstance(rope, Mapping)
-        and (rope.get("rope_type") or rope.get("type")) not in ("dynamic", "longrope")
+        and (rope.get("rope_type") or rope.get("type")) in (None, "default", "linear", "llama3", "yarn")
         and all(each.get("partial_rotary_factor") in (None, 1) for each in (config, rope))
     )
 

@@ -1,12 +1,12 @@
-"""Sizes of a decoder, from its config.json; no weights are needed, but their shapes can be checked."""
+"""Sizes of a decoder, from its config.json, and with them the names and shapes of a plain model's weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
 from engine.model.layer_counts import named_sizes, text_config_of
-from engine.model.loading.checkpoint import GGUF_TENSORS, PLAIN_MODEL_TYPES, is_plain, read_json
+from engine.model.loading.checkpoint import GGUF_TENSORS, PLAIN_MODEL_TYPES, check_layers, is_plain, read_json
 
 VALUE_BYTES = {"fp8": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "quantized": 2}
 _SCALE_BYTES = 2  # in an 8-bit KV cache, one per head and token
@@ -49,35 +49,59 @@ def find_size(config: Mapping[str, Any], name: str) -> int:
     return read_size(values if isinstance(values, Mapping) and name in values else read_sizes(config), name)
 
 
-_OUT, _UP = ("vocab_size", "hidden_size"), ("intermediate_size", "hidden_size")
-_SHAPES = {
-    **dict.fromkeys(("embed_tokens", "lm_head", "token_embd", "output"), _OUT),
-    **dict.fromkeys(("gate_proj", "up_proj", "ffn_gate", "ffn_up"), _UP),
-    **dict.fromkeys(("down_proj", "ffn_down"), _UP[::-1]),
-    **dict.fromkeys(("q_proj", "attn_q"), ("num_attention_heads x head_dim", "hidden_size")),
-    **dict.fromkeys(("k_proj", "v_proj", "attn_k", "attn_v"), ("num_key_value_heads x head_dim", "hidden_size")),
+_Q, _KV, _DIM = "num_attention_heads x head_dim", "num_key_value_heads x head_dim", "hidden_size"
+_LAYER: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("input_layernorm.weight", "post_attention_layernorm.weight"), (_DIM,)),
+    **{f"self_attn.{name}_proj.weight": (size, _DIM) for name, size in (("q", _Q), ("k", _KV), ("v", _KV))},
+    "self_attn.o_proj.weight": (_DIM, _Q),
+    **dict.fromkeys(("mlp.gate_proj.weight", "mlp.up_proj.weight"), ("intermediate_size", _DIM)),
+    "mlp.down_proj.weight": (_DIM, "intermediate_size"),
 }
-"""Sizes of a plain model's matrices, by their names in safetensors and in GGUF files."""
+"""Weights that each layer of a plain model has, and their sizes."""
 
 
-def check_shapes(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuses a plain checkpoint whose matrices have other shapes than config.json says. `shapes`: of its safetensors
-    files, by the tensors' names."""
+def check_weight_files(folder: Path) -> None:
+    """Refuses a checkpoint whose files are damaged, or have other layers than config.json says; that of a plain model
+    also if they lack a weight, or one has another shape, or is a bias or a norm that is not computed."""
+    stored = check_layers(folder)
     if not is_plain(config := read_json(folder / "config.json")) or "quantization_config" in config:
         return
     sizes = dict(read_sizes(config))
-    num_q_heads, head_dim = read_size(sizes, "num_attention_heads"), read_head_dim(sizes)
+    num_q_heads, sizes["head_dim"] = read_size(sizes, "num_attention_heads"), read_head_dim(sizes)
     for name in ("num_attention_heads", "num_key_value_heads"):
-        sizes[f"{name} x head_dim"] = read_size(sizes, name, num_q_heads) * head_dim
-    if num_q_heads % read_size(sizes, "num_key_value_heads", num_q_heads):
-        raise ModelError(f"model {str(folder)!r}: config.json: {num_q_heads} heads are no multiple of its KV heads")
-    if (folder / GGUF_TENSORS).is_file():
-        shapes = {name: tensor["shape"] for name, tensor in read_json(folder / GGUF_TENSORS)["tensors"].items()}
-    for name, shape in shapes.items():
-        *_, matrix, kind = ("", *name.split("."))
-        if kind == "weight" and (named := _SHAPES.get(matrix)) and shape != [read_size(sizes, each) for each in named]:
-            says = ", ".join(f"{each} {sizes[each]}" for each in named)
-            raise ModelError(f"model {str(folder)!r}: config.json says {says}; the weight {name} has the shape {shape}")
+        sizes[f"{name} x head_dim"] = read_size(sizes, name, num_q_heads) * sizes["head_dim"]
+    if is_gguf := (folder / GGUF_TENSORS).is_file():
+        stored = {name: tensor["shape"] for name, tensor in read_json(folder / GGUF_TENSORS)["tensors"].items()}
+    expected = _name_weights(sizes, stored, is_gguf)
+    is_other = any(stored.get(name) != [sizes.get(each) for each in expected[name]] for name in expected)
+    if sizes[_Q] % sizes[_KV] or is_other or stored.keys() - expected.keys():
+        from engine.model.loading.other_weights import refuse_other  # imported only when needed
+
+        refuse_other(folder, sizes, stored, expected)
+
+
+def _name_weights(sizes: Mapping[str, Any], stored: Collection[str], is_gguf: bool) -> dict[str, tuple[str, ...]]:
+    """The weights that a plain model's files must have, and names of their sizes; an output layer that is `stored`."""
+    kind, layer = sizes["model_type"], dict(_LAYER)
+    for name in {"qwen2": "qkv", "mistral": ""}.get(kind, "qkvo" if sizes.get("attention_bias") else ""):
+        layer[f"self_attn.{name}_proj.bias"] = layer[f"self_attn.{name}_proj.weight"][:1]
+    if kind == "qwen3":
+        layer |= dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), ("head_dim",))
+    tables = dict.fromkeys(("embed_tokens.weight", "lm_head.weight"), ("vocab_size", _DIM))
+    found: dict[str, tuple[str, ...]] = {**tables, "norm.weight": (_DIM,)}
+    found |= {f"layers.{i}.{name}": layer[name] for i in range(read_size(sizes, "num_hidden_layers")) for name in layer}
+    if is_gguf:
+        from engine.model.loading.gguf_names import rename  # imported only when needed
+
+        found = rename(found)
+    elif "norm.weight" not in stored or "model.norm.weight" in stored:  # else it is saved without its output layer
+        found = {name if name == "lm_head.weight" else f"model.{name}": found[name] for name in found}
+    table, head, *_ = found
+    if head not in stored:
+        del found[head]
+    elif table not in stored and sizes.get("tie_word_embeddings"):
+        del found[table]
+    return found
 
 
 def kv_bytes_per_layer(values: Mapping[str, Any], dtype: str) -> int:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, refuse_missing, weight_sample
+from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, weight_sample
 from engine.model.loading.gguf_config import complete_config, find_end_tokens
-from engine.model.loading.unread_weights import refuse_unread
+from engine.model.loading.other_weights import refuse_missing, refuse_unread
 
 LOGGER = logging.getLogger("batchloom.engine")
 

@@ -4,19 +4,26 @@ import os
 from pathlib import Path
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import SENTENCE_FILES, TOKENIZER_FILES, resolve_checkpoint
+from engine.model.loading.checkpoint import TOKENIZER_FILES, resolve_checkpoint
+
+SENTENCE_FILES = (
+    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
+    *("[0-9]*_*/config.json", "[0-9]*_*/model.safetensors"),
+)
+"""Patterns of sentence-transformers' files, which configure how a checkpoint computes embeddings."""
 
 SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES, *SENTENCE_FILES)
 
 
 def open_file(model: str | Path) -> Path:
-    """The folder of a GGUF file, made once in the cache folder; raises `ModelError` for any other file."""
+    """The folder of a GGUF file, made once in the cache folder. Raises `ModelError` for any other file, or as
+    `resolve_checkpoint`."""
     path = Path(model).expanduser()
     if path.suffix != ".gguf":
         raise ModelError(f"model {str(model)!r}: a file must be a .gguf file; else name the checkpoint's folder")
     from engine.model.loading.gguf import open_gguf
 
-    return open_gguf(path)
+    return resolve_checkpoint(open_gguf(path))
 
 
 def hub_snapshot(model: str) -> Path:

@@ -15,9 +15,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.quantizers import AutoHfQuantizer
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import check_layers, refuse_missing, weight_shapes
+from engine.model.loading.checkpoint import check_layers, weight_shapes
 from engine.model.loading.gguf import unpack_gguf
-from engine.model.loading.unread_weights import refuse_unread
+from engine.model.loading.other_weights import refuse_missing, refuse_unread
 
 _HEAD = re.compile(r"lm_head|embed_out|unembed|^(head|output)\.")
 """Names of the weights of output layers, in the files of all architectures."""
@@ -98,7 +98,7 @@ def load_weights(
         the model, and whether the checkpoint has an output layer, which embedding models and classifiers do not need.
     """
     folder = unpack_gguf(folder)
-    check_layers(folder, weight_shapes(folder))
+    check_layers(folder)
     quantization = getattr(config, "quantization_config", None)
     loaded, missing_keys = read_pretrained(AutoModelForCausalLM, folder, config, dtype=dtype, device=device)
     if quantization is not None:

@@ -13,23 +13,11 @@ from safetensors import safe_open
 from torch import nn
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import (
-    GGUF_TENSORS,
-    check_layers,
-    is_plain,
-    read_end_tokens,
-    read_json,
-    refuse_missing,
-    weight_files,
-    weight_shapes,
-)
+from engine.model.loading.checkpoint import GGUF_TENSORS, SIZES, is_plain, read_end_tokens, read_json, weight_files
+from engine.model.loading.config_sizes import check_weight_files
 from engine.model.plain.plain_model import PlainConfig, PlainModel
 
-_SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "max_position_embeddings"),
-)
-_NEEDED = (*_SIZES, "model_type", "rms_norm_eps", "eos_token_id")
+_NEEDED = (*SIZES, "model_type", "rms_norm_eps", "eos_token_id")
 """Keys whose defaults differ between transformers' classes."""
 
 _OPTIONAL = {"tie_word_embeddings": False, "attention_bias": False, "sliding_window": None, "head_dim": None}
@@ -44,14 +32,8 @@ _IGNORED = (
 )
 """Keys that do not change answers; nor do ids of special tokens, and keys that begin with an underscore."""
 
-_ROPE = {
-    "default": {"rope_type", "rope_theta"},
-    "llama3": {
-        *("rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
-        "original_max_position_embeddings",
-    },
-}
-"""The types of rotary embeddings that `Rotation` computes, and their parameters."""
+_ROPE = {"default": (), "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")}
+"""The types of rotary embeddings that `Rotation` computes, and their parameters beside `rope_theta`."""
 
 
 def read_plain_config(folder: Path) -> PlainConfig | None:
@@ -62,7 +44,7 @@ def read_plain_config(folder: Path) -> PlainConfig | None:
     unknown = [key for key in values if key not in known and not key.endswith("_token_id") and not key.startswith("_")]
     if not is_plain(values) or unknown or not values.keys() >= {*_NEEDED}:
         return None
-    sizes = [*map(values.get, _SIZES), values.get("head_dim") or 1, values.get("sliding_window") or 1]
+    sizes = [*map(values.get, SIZES), values.get("head_dim") or 1, values.get("sliding_window") or 1]
     if not all(type(size) is int and size > 0 for size in sizes) or not isinstance(values["rms_norm_eps"], float):
         return None
     read_end_tokens(folder, "config.json")
@@ -93,7 +75,8 @@ def _read_rope(values: Mapping[str, Any]) -> dict[str, Any] | None:
     if "rope_theta" in values:
         rope.setdefault("rope_theta", values["rope_theta"])
     is_numeric = all(isinstance(rope[key], (int, float)) for key in rope if key != "rope_type")
-    return rope if is_numeric and rope.keys() == _ROPE.get(str(rope["rope_type"])) else None
+    names = _ROPE.get(str(rope["rope_type"]))
+    return rope if is_numeric and names is not None and rope.keys() == {"rope_type", "rope_theta", *names} else None
 
 
 def empty_model(config: PlainConfig, folder: Path, dtype: torch.dtype) -> PlainModel:
@@ -115,11 +98,9 @@ def load_plain(
         from engine.model.loading.gguf import unpack_gguf
 
         folder = unpack_gguf(folder)
-    missing = fill_in(model, folder, device)
-    refuse_missing({*missing} - {"lm_head.weight"}, folder)
-    if missing:
+    if not (has_head := fill_in(model, folder, device)):
         model.lm_head.weight = model.model.embed_tokens.weight  # never read; takes no memory of its own
-    return model, not missing
+    return model, has_head
 
 
 def fill_in(
@@ -127,53 +108,38 @@ def fill_in(
     folder: Path,
     device: torch.device,
     take: Callable[[Any, str, torch.Size], torch.Tensor] = lambda file, name, shape: file.get_tensor(name),
-) -> list[str]:
-    """Reads a checkpoint's weights into a model on the meta device; returns the names of the parameters that the files
-    lack. Raises `ModelError` if a file is damaged, a tensor has another shape or one byte a value; see `refuse_unread`.
+) -> bool:
+    """Reads a plain checkpoint's weights into a model on the meta device; returns whether it has an output layer.
+    Raises `ModelError` as `check_weight_files`, or if a tensor has one byte a value.
 
     Args:
         model: from `empty_model` or `empty_stock_model`; changed.
         take: reads a tensor of this name and shape from an open file.
     """
-    check_layers(folder, weight_shapes(folder))
+    check_weight_files(folder)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    missing, is_tied = list[str](), bool(model.config.tie_word_embeddings)
+    is_tied = bool(model.config.tie_word_embeddings)
     try:
         with ExitStack() as opened:
             files: dict[str, Any] = {}
             for path in weight_files(folder):
                 file = opened.enter_context(safe_open(path, framework="pt", device="cpu"))
                 files |= dict.fromkeys(file.keys(), file)
-            # A model saved without its output layer has names without "model.".
-            is_base = "norm.weight" in files and "model.norm.weight" not in files
-            parameters = dict(model.named_parameters(remove_duplicate=False))
-            if files.keys() - parameters.keys():
-                from engine.model.loading.unread_weights import refuse_unread  # imported only when needed
-
-                refuse_unread(folder, files, parameters)
-            for name, parameter in parameters.items():
+            for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
                 owner_name, _, leaf = name.rpartition(".")
-                owner = model.get_submodule(owner_name)
-                stored = name.removeprefix("model.") if is_base else name
-                stored = "lm_head.weight" if stored not in files and owner is embedding and is_tied else stored
-                if stored not in files:
-                    missing += [] if owner is head and is_tied else [name]
-                    continue
+                owner, names = model.get_submodule(owner_name), (name, name.removeprefix("model."), "lm_head.weight")
+                if (stored := next((each for each in names if each in files), None)) is None:
+                    continue  # an output layer that is the embedding, or that the files lack
                 tensor = take(files[stored], stored, parameter.shape)
-                if tensor.shape != parameter.shape:
-                    shapes = f"{list(tensor.shape)}, expected {list(parameter.shape)}"
-                    raise ModelError(f"model {str(folder)!r}: the weight {stored} has the shape {shapes}")
                 if tensor.dtype.itemsize == 1:
-                    raise ModelError(f"model {str(folder)!r}: the weight {stored} is {tensor.dtype}, without its scale")
+                    raise TypeError(f"the weight {stored} is {tensor.dtype}, without its scale")
                 # A file's pages stay mapped while any of its tensors is in use. Kernels copy matrices; copy the others.
                 tensor = tensor.to(device, parameter.dtype, copy=tensor.ndim == 1 or owner is embedding)
                 setattr(owner, leaf, nn.Parameter(tensor, requires_grad=False))
-    except ModelError:
-        raise
     except Exception as error:  # safetensors raises errors of any kind for a damaged file
         raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {error}") from error
     # As in transformers, files with another output layer than the embeddings take precedence over config.json.
-    if is_tied and not missing and (head.weight.is_meta or torch.equal(head.weight, embedding.weight)):
+    if is_tied and (head.weight.is_meta or torch.equal(head.weight, embedding.weight)):
         head.weight = embedding.weight
     model.get_decoder().rotary_emb.to(device)
-    return missing
+    return is_tied or not head.weight.is_meta

@@ -3,7 +3,6 @@
 If a backend has its own layers, it reads the weights from these modules, which are then dropped.
 """
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,7 +191,9 @@ class Rotation(nn.Module):
         numbers = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu")
         frequencies = 1.0 / (rope["rope_theta"] ** (numbers / config.head_dim))
         if rope["rope_type"] == "llama3":
-            frequencies = _scale_llama3(frequencies, rope)
+            from engine.model.plain.llama3_rotation import scale  # imported only when needed
+
+            frequencies = scale(frequencies, rope)
         self.inv_freq = nn.Buffer(frequencies, persistent=False)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Angles:
@@ -200,16 +201,6 @@ class Rotation(nn.Module):
         halves = position_ids[..., None].float() * self.inv_freq
         angles = torch.cat([halves, halves], dim=-1)
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-
-
-def _scale_llama3(frequencies: torch.Tensor, rope: dict[str, Any]) -> torch.Tensor:
-    """Divides low frequencies by `factor`, keeps high ones, and interpolates between them."""
-    context = rope["original_max_position_embeddings"]
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    wavelengths = 2 * math.pi / frequencies
-    kept = ((context / wavelengths - low) / (high - low)).clamp(0, 1)
-    scaled: torch.Tensor = (1 - kept) * frequencies / rope["factor"] + kept * frequencies
-    return scaled
 
 
 def _rotate(heads: torch.Tensor, angles: Angles) -> torch.Tensor:

@@ -11,36 +11,8 @@ import torch
 
 from engine.kernels.cpu.quantized import KINDS, QuantizedColumns
 from engine.model.loading.checkpoint import GGUF_TENSORS, read_json
+from engine.model.loading.gguf_names import NAMES, NAMES_OF_GEMMA, gguf_name
 from engine.model.quantized.mapped_tensors import PLAIN, MappedTensors
-
-_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.qkv_proj": "attn_qkv",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.experts.gate_proj": "ffn_gate_exps",
-    "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-}
-"""Modules of a layer: transformers' names, and those in GGUF files."""
-
-_NAMES_OF_GEMMA = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
 
 
 class GgufWeights:
@@ -54,7 +26,7 @@ class GgufWeights:
     def __init__(self, folder: Path) -> None:
         config, table = read_json(folder / "config.json"), read_json(folder / GGUF_TENSORS)
         kind = config["model_type"]
-        self._names = _NAMES | (_NAMES_OF_GEMMA if kind.startswith("gemma") else {})
+        self._names = NAMES | (NAMES_OF_GEMMA if kind.startswith("gemma") else {})
         self._norm_offset = 1.0 if kind.startswith("gemma") else 0.0  # added to the weights of norms in the file
         # Of query and key heads whose two halves the file has interleaved.
         self._permuted_dim = _head_dim(config) if kind == "llama" else 0
@@ -100,10 +72,7 @@ class GgufWeights:
         return self._permuted_dim > 0 and name.endswith(("q_proj", "k_proj"))
 
     def _name(self, name: str) -> str:
-        if name.startswith("layers."):
-            _, index, module = name.split(".", 2)
-            return f"blk.{index}.{self._names[module]}"
-        return {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[name]
+        return gguf_name(name, self._names)
 
 
 def _head_dim(config: Mapping[str, Any]) -> int:

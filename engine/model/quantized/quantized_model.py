@@ -33,9 +33,8 @@ from engine.model.loading.checkpoint import (
     check_layers,
     is_plain,
     resolve_checkpoint,
-    weight_shapes,
 )
-from engine.model.loading.unread_weights import refuse_unread
+from engine.model.loading.other_weights import refuse_unread
 from engine.model.model import Model, kv_shape_of
 from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.quantized.gguf_weights import GgufWeights
@@ -90,7 +89,7 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
             why = "only weights of GGUF files are unpacked; dtype auto keeps these quantized"
             raise ModelError(f"model {str(folder)!r}: dtype {config.dtype!r}: {why}")
         return None
-    check_layers(folder, weight_shapes(folder))
+    check_layers(folder)
     weights = GgufWeights(folder) if is_gguf else GroupedWeights(folder)
     lacks_kernels = False
     try:

@@ -88,10 +88,12 @@ def test_kv_heads_that_config_json_leaves_out_are_those_of_the_architecture_s_cl
 def test_heads_that_cannot_share_kv_heads_are_refused(tmp_path: Path) -> None:
     """Before any work, and by the kernels, which would divide by zero."""
     folder = write(tmp_path / "model", LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=3))
-    with pytest.raises(ModelError, match=r"config\.json: 4 heads are no multiple of its KV heads"):
-        check_weights(SETTINGS, folder)
+    for check in (lambda: check_weights(SETTINGS, folder), lambda: Engine.load(folder, SETTINGS)):
+        with pytest.raises(ModelError, match=r"config\.json: 4 heads are no multiple of its KV heads"):
+            check()
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
     with pytest.raises(ConfigError, match=r"attention 'native': 1\.33333 query heads a KV head are no whole number"):
-        Engine.load(folder, replace(SETTINGS, attention="native"))
+        Engine.load(loaded, replace(SETTINGS, attention="native"))
 
 
 def test_the_folder_of_an_adapter_is_no_model(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Weight files: what is read of them before there is work, and that none of it stays once the weights are packed."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -129,11 +130,11 @@ def test_other_layers_than_config_json_says_are_refused(num_layers: int, tiny_ll
         ),
         (
             {"intermediate_size": 161},
-            r"intermediate_size 161; the weight .*down_proj\.weight has the shape \[96, 160\]",
+            r"intermediate_size 161, hidden_size 96; the weight .*gate_proj\.weight has the shape \[160, 96\]",
         ),
         ({"num_key_value_heads": 3}, r"num_key_value_heads x head_dim 48, hidden_size 96; the weight .*k_proj"),
-        ({"head_dim": 32}, r"num_key_value_heads x head_dim 64, hidden_size 96; the weight .*k_proj"),
-        ({"hidden_size": "96"}, "hidden_size must be a positive whole number, got '96'"),
+        ({"head_dim": 32}, r"num_attention_heads x head_dim 192, hidden_size 96; the weight .*q_proj"),
+        ({"attention_bias": True}, r"attention_bias True, its files have no model.*0\.self_attn\.k_proj\.bias$"),
     ],
 )
 def test_other_sizes_than_config_json_says_are_refused(
@@ -141,6 +142,55 @@ def test_other_sizes_than_config_json_says_are_refused(
 ) -> None:
     with pytest.raises(ModelError, match=why):
         check_weights(SETTINGS, copy_with(tiny_llama, tmp_path / "model", **sizes))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "kind"),
+    [
+        ("hidden_size", "96", "whole number"),
+        ("num_hidden_layers", [2], "whole number"),
+        ("num_key_value_heads", 0, "whole number"),
+        ("head_dim", 1.5, "whole number"),
+        ("rms_norm_eps", "1e-5", "number"),
+        ("rope_theta", 0, "number"),
+        ("rope_parameters.rope_theta", -10000.0, "number"),
+        ("rope_parameters.rope_theta", float("nan"), "number"),
+        ("rope_scaling.factor", "8", "number"),
+    ],
+)
+def test_a_number_that_no_model_can_have_is_named(
+    place: str, value: object, kind: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    name, _, inner = place.partition(".")
+    folder = copy_with(tiny_llama, tmp_path / "model", **{name: {inner: value} if inner else value})
+    why = f"model '{folder}': config.json: {inner or name} must be a positive {kind}, got {value!r}"
+    for load in (resolve_checkpoint, lambda model: Engine.load(model, SETTINGS)):
+        with pytest.raises(ModelError, match=f"^{re.escape(why)}$"):
+            load(folder)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_weights_that_files_lack_or_have_too_many_are_named(
+    family: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each weight of a layer, by the family's own names."""
+    source = tiny_checkpoint(family)
+    tensors = load_file(source / "model.safetensors")
+    of_layer = [name for name in tensors if name.startswith("model.layers.1.")]
+    assert len(of_layer) == {"qwen2": 12, "qwen3": 11}.get(family, 9)
+    folder = copy_with(source, tmp_path / "model")
+    for name in (*of_layer, "model.norm.weight", "model.embed_tokens.weight"):
+        kept = {other: tensor for other, tensor in tensors.items() if other != name}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ModelError, match=rf"its files lack 1 weights, {re.escape(name)} first$"):
+            check_weights(SETTINGS, folder)
+        save_file(kept | {name: tensors[name][:4]}, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ModelError, match=rf"config.json says .*; the weight {re.escape(name)} has the shape \[4"):
+            check_weights(SETTINGS, folder)
+    for name in ("model.layers.1.self_attn.o_proj.bias", "model.layers.1.mlp.norm.weight"):
+        save_file(tensors | {name: tensors["model.norm.weight"].clone()}, folder / "model.safetensors")
+        with pytest.raises(ModelError, match=f"its files have {name}, its configuration says nothing of it"):
+            check_weights(SETTINGS, folder)
 
 
 def test_a_gguf_file_s_sizes_are_those_of_its_tensors(smollm2_gguf: Path, tmp_path: Path) -> None:
@@ -151,6 +201,12 @@ def test_a_gguf_file_s_sizes_are_those_of_its_tensors(smollm2_gguf: Path, tmp_pa
     with pytest.raises(
         ModelError, match=r"head_dim 576, hidden_size 576; the weight blk\.0\.attn_k\.weight has the shape"
     ):
+        check_weights(SETTINGS, folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    table = json.loads((folder / "gguf_tensors.json").read_text())
+    del table["tensors"]["blk.3.attn_norm.weight"]
+    (folder / "gguf_tensors.json").write_text(json.dumps(table))
+    with pytest.raises(ModelError, match=r"its files lack 1 weights, blk\.3\.attn_norm\.weight first$"):
         check_weights(SETTINGS, folder)
 
 

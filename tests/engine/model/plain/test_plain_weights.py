@@ -140,7 +140,7 @@ def test_a_weight_of_another_shape_is_named(copied: Callable[[str], Path]) -> No
     folder = copied("llama")
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(values | {"intermediate_size": 170}))
-    message = r"model\.layers\.0\.mlp\.gate_proj\.weight has the shape \[160, 96\], expected \[170, 96\]"
+    message = r"says intermediate_size 170, .* model\.layers\.0\.mlp\.gate_proj\.weight has the shape \[160,"
     with pytest.raises(ModelError, match=message):
         load(folder)
 
