@@ -16,15 +16,11 @@ def start_child(
     pass_fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-    """Run a module in a new interpreter with our search path; returns our end of the socket, and the process.
+    """Runs a module in a new interpreter with our search path; returns our end of the socket, and the process.
 
-    The child must call `end_with_parent` first. It does not receive Ctrl-C: the parent handles interrupts.
-
-    Args:
-        module: its first argument is the file descriptor of its end of the socket.
-        pass_fds: further file descriptors that stay open in the child.
-        environment: variables that are added to this process's.
-    """
+    The child must call `end_with_parent` first. It does not receive Ctrl-C: the parent handles interrupts. Its first
+    argument is the file descriptor of its end of the socket; `pass_fds` stay open in it, and `environment` is added to
+    this process's. See `subprocess.Popen`."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(

@@ -66,12 +66,7 @@ def _refuse_for_deterministic(config: Any) -> None:
 
 
 def check_model(config: Any, *, is_loaded: bool, is_adapted: bool) -> None:
-    """Refuses a model that another process cannot load from a checkpoint.
-
-    Args:
-        config: an `EngineConfig`.
-        is_loaded, is_adapted: whether the model was given as an object, and whether it has adapters.
-    """
+    """Refuses a model that another process cannot load: an object, or an adapted one. See `EngineConfig`."""
     is_spread = config.tensor_parallel_size > 1
     several = f"tensor_parallel_size {config.tensor_parallel_size}" if is_spread else "disaggregation 'processes'"
     if is_adapted:

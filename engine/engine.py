@@ -45,15 +45,12 @@ if TYPE_CHECKING:
 
 
 class Engine(BatchCalls):
-    """One model on one device. Between calls it holds the weights and the KV memory, and no state of a request.
+    """One model on one device. Between calls it holds the weights and the KV memory, and no state of a request. Made by
+    `Engine.load`; the model's layers may be replaced by native ones. `checkpoint` is for a second process and for
+    pooling layers; None where the model is an object.
 
-    Made by `Engine.load`. One call at a time: a call of another thread raises `BusyError` while one is under way. A
-    thread that begins a call ends its own unfinished ones, whose iterators then raise `BusyError`.
-
-    Args:
-        model: loaded; its layers may be replaced by native ones.
-        checkpoint: of the model, for a second process and for pooling layers; None where the model is an object.
-    """
+    One call at a time: a call of another thread raises `BusyError` while one is under way. A thread that begins a call
+    ends its own unfinished ones, whose iterators then raise `BusyError`."""
 
     def __init__(self, model: Model, config: EngineConfig, checkpoint: str | None = None) -> None:
         self.config = config

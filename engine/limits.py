@@ -58,12 +58,8 @@ def check_weights(config: EngineConfig, checkpoint: Path) -> None:
 def why_impossible(
     request: Request, model: "Model", cache: "KVCache", max_model_len: int, *, can_decode: bool
 ) -> str | None:
-    """Why a request cannot be answered even alone; None where it can.
-
-    Args:
-        max_model_len: longest prompt plus answer, in tokens.
-        can_decode: whether there is a decoder for stop strings.
-    """
+    """Why a request cannot be answered even alone; None where it can. Prompt and answer have at most max_model_len
+    tokens; `can_decode` says whether there is a decoder for stop strings. See `Engine.why_impossible`."""
     if not model.has_output_layer and not request.is_pooled:
         return "the checkpoint has no output layer, which generating and scoring take"
     num_prompt_tokens = len(request.token_ids)

@@ -17,10 +17,8 @@ from engine.scheduling.token_batch import TokenBatch
 
 
 class PrefillClient:
-    """A worker process with as many KV blocks as `cache`; a thread reads its answers.
-
-    The worker ends when its line is closed, so none is left behind even where this process is killed.
-    """
+    """A worker process with as many KV blocks as `cache`, in which its KV arrives; a thread reads its answers. The
+    worker ends when its line is closed, so none is left behind even where this process is killed."""
 
     def __init__(self, model: str, config: EngineConfig, cache: KVCache, shape: KVShape) -> None:
         """Starts the worker, which computes steps once it has loaded the model. `config`, `cache` and `shape` are those

@@ -38,7 +38,7 @@ _DTYPES: dict[str, Any] = {str(dtype): dtype for dtype in (*_ARRAY_DTYPES, *_HID
 
 def encode(message: object) -> bytes:
     """A message as bytes, for `decode`: one of the kinds above, a tensor, an exception, a plain value, or a list of
-    these; a tuple arrives as a list. Exceptions other than those of `engine.errors` become `OutOfMemoryError` or
+    these; a tuple arrives as a list. Exceptions not of `engine.errors` become `OutOfMemoryError` or
     `PrefillWorkerError`."""
     arrays: list[bytes] = []
     head = json.dumps(_to_json(message, arrays)).encode()
@@ -104,14 +104,10 @@ def _from_json(value: Any, arrays: io.BytesIO) -> Any:
 class WorkerLine:
     """One end of the connection. Messages arrive in order; one thread may send while another receives.
 
-    The shared memory has a region for each step in flight, used in turn: the decoding process takes the KV of a step
-    before it sends the next but one. The memory is anonymous, so it is freed when both processes end, and only the
-    pages that were written take memory.
-
-    Args:
-        memory_fd: of a file in memory of `num_bytes` bytes.
-        num_bytes: of all regions together; a region has room for the KV of any step.
-    """
+    The shared memory, of the file `memory_fd` and `num_bytes` bytes, has a region for each step in flight, with room
+    for the KV of any step; they are used in turn: the decoding process takes the KV of a step before it sends the next
+    but one. The memory is anonymous, so it is freed when both processes end, and only the pages that were written take
+    memory."""
 
     def __init__(self, connection: socket.socket, memory_fd: int, num_bytes: int) -> None:
         self._connection = connection
@@ -177,11 +173,8 @@ def start_worker(num_bytes: int) -> "tuple[WorkerLine, subprocess.Popen[bytes]]"
 
 @contextlib.contextmanager
 def serve_parent(socket_fd: int, memory_fd: int, num_bytes: int) -> Iterator[WorkerLine]:
-    """The line of this process to its parent, with which it ends. An error in the block is also sent to the parent.
-
-    Args:
-        socket_fd, memory_fd, num_bytes: file descriptors of socket and shared memory, and the memory's size.
-    """
+    """The line of this process to its parent, with which it ends, as `engine.worker.main` uses it; it also sends an
+    error in the block. See `start_worker`."""
     line = WorkerLine(socket.socket(fileno=socket_fd), memory_fd, num_bytes)
     os.close(memory_fd)
     end_with_parent(socket_fd)

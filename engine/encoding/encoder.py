@@ -61,15 +61,14 @@ def attend(
     sliding_window: int | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: each text attends to itself, in both directions.
+    """transformers' attention interface: each text attends to itself, in both directions. Raises `ModelError` if the
+    model passes an option that is not supported.
 
     Args:
         query: ``[1, num_q_heads, T, head_dim]``.
         key, value: ``[1, num_kv_heads, T, head_dim]``.
         attention_mask: None; `text_runs` takes its place and says which rows belong to which text.
         sliding_window: a token sees those at smaller distances than this, on both sides; None: all.
-    Raises:
-        ModelError: the model passes an option that is not supported.
     """
     refuse_unless_neutral(keywords | {"attention_mask": attention_mask}, _NEUTRAL)
     out = torch.empty_like(query[0].transpose(0, 1))
@@ -115,15 +114,8 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 
 
 class Encoder:
-    """A loaded encoder on one device.
-
-    Attributes:
-        vocab_size: token ids are below it.
-    Args:
-        model: the encoder, or its `...ForSequenceClassification`; switched to this attention.
-    Raises:
-        ModelError: the encoder is not supported.
-    """
+    """A loaded encoder on one device. `model` is the encoder, or its `...ForSequenceClassification`, and is switched to
+    this attention. Raises `ModelError` if it is not supported."""
 
     def __init__(self, model: transformers.PreTrainedModel, folder: Path) -> None:
         self._model = model.eval()
@@ -141,13 +133,8 @@ class Encoder:
     def load(
         cls, folder: Path, *, dtype: torch.dtype, device: torch.device, adapter: Adapter | None = None
     ) -> "Encoder":
-        """Reads a checkpoint directly onto the device, with its classification head if it has one.
-
-        Args:
-            dtype: of weights and computation.
-        Raises:
-            ModelError: not readable, of an unsupported architecture, or an adapter of another model.
-        """
+        """Reads a checkpoint directly onto the device, with its classification head if it has one. Raises `ModelError`
+        if it is not readable or supported, or the adapter is of another model. See `EncoderEngine`."""
         config = read_config(folder)
         if config.model_type not in ENCODERS or getattr(config, "is_decoder", False):
             raise ModelError(f"architecture {config.model_type!r} is not an encoder that is supported")
@@ -175,12 +162,8 @@ class Encoder:
 
     @torch.inference_mode()
     def forward(self, texts: Sequence[np.ndarray[Any, np.dtype[np.int32]]], separator: int | None) -> torch.Tensor:
-        """Last hidden states of the texts' tokens, ``[T, hidden]``.
-
-        Args:
-            texts: int32 token ids with special tokens; fastest where texts of equal length are neighbours.
-            separator: see `engine.Request.pair_separator`.
-        """
+        """Last hidden states of the texts' tokens, ``[T, hidden]``; fastest where texts of equal length are neighbours.
+        `texts` are int32 token ids with special tokens; for `separator` see `engine.Request.pair_separator`."""
         lengths = [len(text) for text in texts]
         positions = np.concatenate([np.arange(length) for length in lengths]) + self._first_position
         numbers = to_device(np.stack([np.concatenate(texts).astype(np.int64), positions]), self.device)

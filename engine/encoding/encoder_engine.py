@@ -28,9 +28,8 @@ from engine.scheduling.sequence import Sequence
 
 
 class EncoderEngine(BatchCalls):
-    """One encoder on one device, with the calls of `engine.engine.Engine` that apply to encoders.
-
-    Made by `EncoderEngine.load`. Not thread-safe: one call at a time.
+    """One encoder on one device, with the calls of `engine.engine.Engine` that apply to encoders. Made by
+    `EncoderEngine.load`. Not thread-safe: one call at a time.
 
     Args:
         config: settings of KV memory, decoding and sharing have no effect, nor has `deterministic`.
@@ -50,10 +49,8 @@ class EncoderEngine(BatchCalls):
     def load(
         cls, model: str | Path, config: EngineConfig | None = None, *, adapter: Adapter | None = None
     ) -> "EncoderEngine":
-        """Loads a checkpoint.
+        """Loads a checkpoint: a folder or a hub id. See `EncoderEngine`.
 
-        Args:
-            model: checkpoint folder or hub id.
         Raises:
             ConfigError: tensor_parallel_size is above 1, or the format is fp8 or int8.
             ModelError: not readable, or not an encoder that is computed exactly.
@@ -92,14 +89,11 @@ class EncoderEngine(BatchCalls):
         decode: object = None,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> Iterator[Completion]:
-        """Answers requests; completions come step by step, the longest texts first.
-
-        An impossible request yields a completion with an error, before the work on the others starts.
+        """Answers requests as `Engine.run_plan` does; completions come step by step, the longest texts first.
 
         Args:
             groups: their members say which requests have the same text; a prefix is not shared.
             decode: not used: there is nothing to decode.
-            on_step: see `Engine.run_plan`.
         Raises:
             ConfigError: on_step is not a function.
             FloatingPointError: a vector has NaN.

@@ -71,11 +71,7 @@ def sample(
 
 def list_draws(requests: Sequence[Request], positions: Sequence[int], vocab_size: int) -> npt.NDArray[np.float64]:
     """The settings and random numbers of draws, as `engine.kernels.draw.draw_tokens` takes them; made on the host, so
-    that they do not depend on the device.
-
-    Args:
-        requests, positions: of each row, its request and the number of tokens that the answer has so far.
-    """
+    that they do not depend on the device. See `DrawnRow`."""
     temperature, top_p, seeds = zip(*((each.temperature, each.top_p, each.seed) for each in requests), strict=True)
     top_k = [min(request.top_k or vocab_size, vocab_size) for request in requests]
     return np.stack([temperature, top_k, top_p, uniform_numbers(seeds, positions)], axis=1)
@@ -85,9 +81,7 @@ def uniform_numbers(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArr
     """For each seed, below 2**64, the number in [0, 1) at its position of the seed's stream: float64 ``[n]``.
 
     The generator is Philox 4x64 with ten rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"),
-    whose key is the seed and whose counter is the position: the first number of ``numpy.random.Philox(key, counter)``,
-    for many seeds and positions together.
-    """
+    with the seed as key and the position as counter: the first number of ``numpy.random.Philox(key, counter)``."""
     zeros = np.zeros(len(seeds), dtype=np.uint64)
     keys = [np.array(seeds, dtype=np.uint64), zeros]
     words = [np.array(positions, dtype=np.uint64) + np.uint64(1), zeros, zeros, zeros]

@@ -31,13 +31,8 @@ Book = Callable[[torch.Tensor], None]
 def score_rows(
     rows: Iterable[tuple[Sequence, int, int, int]], hidden: torch.Tensor, model: Model, poolers: Mapping[Mode, Pooler]
 ) -> list[tuple[torch.Tensor, Book]]:
-    """Launches the scoring of labels and the pooling of prompts; returns the results on the device.
-
-    Args:
-        rows: `Step.scored_rows`.
-        hidden: ``[R, hidden]`` of all the step's output rows.
-        poolers: for each pooled mode of the rows.
-    """
+    """Launches the scoring of labels and the pooling of prompts in `Step.scored_rows`; returns the results on the
+    device. `hidden`, ``[R, hidden]``, is of all the step's output rows. See `TokenSampler`."""
     firsts: dict[tuple[tuple[int, ...], ...], list[Row]] = {}
     tails: list[Tail] = []
     pooled: dict[Mode, list[Row]] = {}

@@ -72,8 +72,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class TabledWork:
-    """A step's work where layers use different block tables: what `prepare` returned for each table, and the index of
-    each layer's table."""
+    """A step's work where layers use several block tables: what `prepare` returned for each, and each layer's table."""
 
     works: Sequence[Any]
     tables: Sequence[int]

@@ -19,7 +19,6 @@ class LayerState:
         work: from the attention backend's `prepare`.
         output_rows: the rows to keep, in the last layer; None: all.
         query: ``[T, num_q_heads, head_dim]``.
-        experts, weights: int64 and float32 ``[T, slots]``, the experts of each row and their weights.
         normed, attended, gated: inputs of the products, in the backend's format.
     """
 
@@ -40,9 +39,8 @@ class LayerState:
 
 
 class LayerByLayer:
-    """`DecoderLayers` of layers in Python, which are read one at a time, so that the caller can free the weights of
-    each. A layer has `operations` (`LayerWeights.operations`), and a method of each name, which takes the
-    `LayerState`."""
+    """`DecoderLayers` in Python, read one at a time, so that the caller can free the weights of each. A layer has
+    `operations` (`LayerWeights.operations`), and a method of each name, which takes the `LayerState`."""
 
     def __init__(self, layers: Iterable[Any]) -> None:
         self._layers = [[getattr(layer, name) for name in layer.operations] for layer in layers]

@@ -7,11 +7,7 @@ ROWS_AT_ONCE = 256
 
 
 def columns_in_float64(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Logits of a few tokens: float64 ``[R, n]``.
+    """Logits of a few tokens, ``[R, hidden]`` and weights ``[n, hidden]`` to float64 ``[R, n]``. See `OutputLayer`.
 
-    In 16 bits many rows would tie. Rounded to float32, a row's logits do not depend on the other rows in the batch.
-
-    Args:
-        hidden, weight, bias: ``[R, hidden]``, ``[n, hidden]`` and ``[n]``.
-    """
+    In 16 bits many rows would tie. Rounded to float32, a row's logits do not depend on the other rows in the batch."""
     return torch.nn.functional.linear(hidden.double(), weight.double(), None if bias is None else bias.double())

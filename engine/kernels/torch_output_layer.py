@@ -32,13 +32,8 @@ class TorchOutputLayer:
 def largest_logits(
     hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor], allowed: torch.Tensor | None
 ) -> torch.Tensor:
-    """`OutputLayer.most_likely` that computes the logits of a few rows at a time.
-
-    Args:
-        hidden: ``[R, hidden]``.
-        logits_of: ``[n, hidden]`` -> logits ``[n, vocab_size]``.
-        allowed: see `OutputLayer.most_likely`.
-    """
+    """`OutputLayer.most_likely` that computes the logits of a few rows at a time: `logits_of` maps ``[n, hidden]`` to
+    ``[n, vocab_size]``. See `OutputLayer.most_likely`."""
     chosen = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
     for first in range(0, len(hidden), ROWS_AT_ONCE):
         rows = slice(first, first + ROWS_AT_ONCE)

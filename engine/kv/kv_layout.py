@@ -53,9 +53,5 @@ def kept_windows(windows: tuple[int, ...], config: EngineConfig) -> tuple[int, .
 
 
 def first_block(num_computed: int, window: int, block_size: int) -> int:
-    """The first block of a table that rows after `num_computed` own tokens may read.
-
-    Args:
-        window: number of positions that a row sees, its own included; 0: all.
-    """
+    """The first block of a table that rows after `num_computed` own tokens may read. See `KVLayout`."""
     return max(0, num_computed - window + 1) // block_size if window else 0

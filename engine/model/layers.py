@@ -37,14 +37,9 @@ class ReplacedLayers(nn.Module):
         self._layers = layers
 
     def forward(self, hidden_states: torch.Tensor, *, attention_step: AttentionStep, **others: Any) -> torch.Tensor:
-        """Computes the step's output rows, ``[1, R, hidden]``, and writes its KV.
-
-        Args:
-            hidden_states: ``[1, T, hidden]``.
-            attention_step: the step's work, KV cache and output rows; the cache is written.
-            others: what models pass to each layer: `position_embeddings`, cosines and sines ``[1, T, head_dim]``;
-                `position_ids`, int64 ``[1, T]``.
-        """
+        """Computes the step's output rows, ``[1, R, hidden]``, of hidden states ``[1, T, hidden]``, and writes its KV.
+        `others` is what models pass to each layer: `position_embeddings`, cosines and sines ``[1, T, head_dim]``, and
+        `position_ids`, int64 ``[1, T]``."""
         cos, sin = self.angles(hidden_states, others)
         kv, works = attention_step.cache, attention_step.works
         work = works[0] if len(works) == 1 else TabledWork(works, kv.layout.tables)

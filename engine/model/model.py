@@ -105,15 +105,13 @@ class Model:
         device: torch.device,
         make_engine: "MakeEngine",
     ) -> "Model":
-        """Reads a checkpoint onto the device; a loaded model is moved there and switched to our attention.
+        """Reads a checkpoint (folder, GGUF file or hub id) onto the device; a loaded model is moved there and switched
+        to our attention. Raises `ModelError` if it is not readable, or refused by `engine.model.proof.probe.prove`.
 
         Args:
-            model: a checkpoint folder, GGUF file or hub id, or a loaded model.
-            dtype: of weights, KV and computation. For 8-bit formats `use_layers_of` converts bfloat16 weights. Those of
-                layers are on the host until then, since a GPU may have no room for them.
+            dtype: of weights, KV and computation. For 8-bit formats `use_layers_of` converts bfloat16 weights.
+                Those of layers are on the host until then, since a GPU may have no room for them.
             make_engine: makes an engine that proves an architecture that is not plain, before weights are read.
-        Raises:
-            ModelError: not readable, or refused by `engine.model.proof.probe.prove`.
         """
         kv_dtype, place = dtype, device
         if dtype.itemsize == 1:
@@ -181,11 +179,7 @@ class Model:
         pending_token_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Computes one token batch and writes its KV. Returns last hidden states ``[R, hidden]`` of batch.output_rows,
-        before the output layer.
-
-        Args:
-            pending_token_ids: int64, tokens sampled by the previous step, which are still on the device.
-        """
+        before the output layer. See `StepRunner.forward`."""
         arrays = batch.input_ids, batch.positions, batch.output_rows
         joined = to_device(np.concatenate(arrays), self.device)  # one transfer
         input_ids, positions, output_rows = torch.split(joined, [len(array) for array in arrays])
@@ -198,12 +192,8 @@ class Model:
     @torch.inference_mode()
     def compute(self, input_ids: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """The part of `forward` on the device, which a CUDA graph can capture: it never waits for the device, and its
-        launches do not depend on the contents of tensors. Returns last hidden states ``[R, hidden]`` of the step's
-        output rows, or of all.
-
-        Args:
-            input_ids, positions: int64 ``[T]``.
-        """
+        launches do not depend on the contents of tensors, int64 ``[T]``. Returns last hidden states ``[R, hidden]`` of
+        the step's output rows, or of all. See `AttentionStep`."""
         inputs: dict[str, Any] = {"use_cache": False, "attention_step": step}
         inputs |= {"input_ids": input_ids.unsqueeze(0), "position_ids": positions.unsqueeze(0)}
         if self.is_compiled:

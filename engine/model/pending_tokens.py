@@ -11,13 +11,8 @@ if TYPE_CHECKING:
 def fill_in(
     input_ids: torch.Tensor, pending_token_ids: torch.Tensor | None, shard: "Shard | None" = None
 ) -> torch.Tensor:
-    """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by pending_token_ids[row].
-
-    Args:
-        input_ids: see `TokenBatch`.
-        pending_token_ids: int64; None on other ranks than the first.
-        shard: of a sharded model: rank 0 broadcasts the result to the other ranks.
-    """
+    """Token ids int64 ``[T]`` with each negative one, -1 - row, replaced by pending_token_ids[row]. In a sharded model,
+    only rank 0 has these, int64, and broadcasts the result to the other ranks. See `TokenBatch`."""
     if shard is None or shard.rank == 0:
         assert pending_token_ids is not None, "a pending token was sampled by the previous step"
         is_pending = input_ids < 0

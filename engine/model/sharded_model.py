@@ -44,15 +44,8 @@ class ShardedModel(Model):
         device: torch.device,
         shard: Shard,
     ) -> "ShardedModel":
-        """Reads this rank's part of each tensor.
-
-        Args:
-            model: checkpoint folder, GGUF file or hub id.
-            dtype: of weights, KV and computation.
-        Raises:
-            ConfigError: a size of the model is not divisible by the number of ranks.
-            ModelError: not readable, or not a plain model.
-        """
+        """Reads this rank's part of each tensor of a checkpoint, for computing in dtype. Raises `ConfigError` if a size
+        is not divisible by the number of ranks, `ModelError` if it is not readable, or not plain. See `Model.load`."""
         assert isinstance(model, (str, Path)), "conflicts.check_model refuses loaded models"
         folder = unpack_gguf(resolve_checkpoint(model))
         check_shares(folder, shard.size)
@@ -85,8 +78,7 @@ class RowShardedLinear(Linear):
 
 def check_ranks(config: EngineConfig, folder: Path) -> None:
     """Refuses a checkpoint that cannot be divided among the ranks, before processes are started: `ConfigError` if a
-    size of the model is not divisible by their number, or there are too few GPUs; `ModelError` if it is not a plain
-    model."""
+    size is not divisible by their number, or there are too few GPUs; `ModelError` if it is not a plain model."""
     check_gpus(config)
     check_shares(folder, config.tensor_parallel_size)
 

@@ -98,14 +98,9 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 def refuse_unless_neutral(
     keywords: Mapping[str, object], neutral: Mapping[str, tuple[object, ...]], where: str = ""
 ) -> None:
-    """Raises `ModelError` for a keyword of a model's call of attention that would change the result. Positions are
-    ignored: layers have applied rotary embeddings before the call.
-
-    Args:
-        keywords: given by the model.
-        neutral: values of keywords, besides None, that change nothing.
-        where: beginning of the message.
-    """
+    """Raises `ModelError`, whose message begins with `where`, for a keyword of a model's call of attention that would
+    change the result: one that is not None and has none of its `neutral` values. Positions are ignored: layers have
+    applied rotary embeddings before the call. See `attend`."""
     for name, found in keywords.items():
         if found is None or name == "position_ids":
             continue

@@ -24,8 +24,7 @@ _STATE_KEYS = ("mamba_d_state", "ssm_cfg", "state_size", "linear_num_value_heads
 
 
 def refuse_known(config: Any) -> None:
-    """Raises `ModelError`, with the reason, for architectures whose attention or state the engine does not support. The
-    config is the text model's."""
+    """Raises `ModelError` for text models whose attention or state, by their config, the engine does not support."""
     layer_types = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
     reason = None
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
@@ -51,15 +50,9 @@ def refuse_known(config: Any) -> None:
 def load_stock(
     source: Path | PreTrainedModel, *, dtype: torch.dtype, device: torch.device, make_engine: "MakeEngine"
 ) -> tuple[PreTrainedModel, bool]:
-    """A model of transformers on a device, and whether it has an output layer; its architecture, unless it is plain, is
-    proven before.
-
-    Args:
-        source: the checkpoint's folder, or a loaded model, which is moved.
-        make_engine: see `Model.load`.
-    Raises:
-        ModelError: see `prove` and `load_weights`.
-    """
+    """A model of transformers on a device, from a checkpoint's folder or a loaded model, which is moved; and whether it
+    has an output layer. Its architecture, unless it is plain, is proven before. Raises `ModelError` as `prove` and
+    `load_weights`. See `Model.load`."""
     from engine.model.proof.probe import prove  # it imports this module
 
     if not isinstance(source, Path | PreTrainedModel):

@@ -33,13 +33,8 @@ def group_costs(plan: Plan, num_answer_tokens: int) -> IndexArray:
 
 
 def split_groups(plan: Plan, partition_tokens: PartitionTokens, num_answer_tokens: int) -> Plan:
-    """Splits the groups that cost more than a partition. The first pieces have the members of the highest priority.
-
-    Args:
-        plan: of whole groups; those of the result count from 0.
-        partition_tokens: cost of a partition; the least one where it is "auto".
-        num_answer_tokens: expected of each distinct prompt.
-    """
+    """Splits the whole groups of a plan that cost more than a partition (if "auto", the least one), with as many answer
+    tokens for each distinct prompt. Members of the highest priority come first. See `PartitionTokens`."""
     if partition_tokens == "auto":
         partition_tokens = LEAST_TOKENS
     if not plan.num_rows:
@@ -69,12 +64,8 @@ def place_groups(
     group_costs: IndexArray, group_priorities: IndexArray, partition_tokens: PartitionTokens
 ) -> npt.NDArray[np.int32]:
     """The partition of each group, int32 ``[num_groups]``, numbered from 0 without a gap; none has a higher priority
-    than the one before. Their costs are near-equal: the middle of a group's cost decides its partition.
-
-    Args:
-        group_costs, group_priorities: int64 ``[num_groups]``, in prefix tree order; higher priorities come first.
-        partition_tokens: cost of a partition.
-    """
+    than the one before. Their costs are near-equal: the middle of a group's cost decides its partition. Costs and
+    priorities are int64 ``[num_groups]``, in prefix tree order. See `PartitionTokens`."""
     turns = np.argsort(-np.unique(group_priorities, return_inverse=True)[1], kind="stable")
     costs = group_costs[turns]
     total = int(costs.sum())

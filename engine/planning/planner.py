@@ -99,11 +99,11 @@ def plan_ranges(
     range_tokens: int = RANGE_TOKENS,
 ) -> Iterator[tuple[Plan, SharingStats]]:
     """Plans sorted prompts range by range; one range where all fit. Group ids of each range count from 0. Yields the
-    plan of each range and its token counts; num_best_tokens omits those that the range before has counted.
+    plan of each range and its token counts; num_best_tokens omits those that the range before has counted. See
+    `plan_prompts`.
 
     Args:
         rows: in the byte order of the token ids (`PrefixTree`), of equal prompts by row id.
-        method, block_size: see `plan_prompts`.
         range_tokens: most tokens in a range, with `ROW_TOKENS` for each row; a longer prompt is a range of its own.
     """
     before: tuple[Plan, TokenArray] | None = None
@@ -153,12 +153,8 @@ def count_size(row: Row) -> int:
 
 
 def choose_prefixes(tree: PrefixTree, method: PlanMethod, block_size: int | None = None) -> IndexArray:
-    """The node whose tokens each leaf uses as its prefix, or 0 for none: int64 ``[num_leaves]``. Raises `ConfigError`
-    if the method is unknown.
-
-    Args:
-        block_size: tokens in a KV block, for "exact"; None: groups share no blocks, and prefixes have any length.
-    """
+    """The node whose tokens each leaf uses as its prefix, or 0 for none: int64 ``[num_leaves]``. block_size is for
+    "exact"; None: prefixes have any length. Raises `ConfigError` if the method is unknown. See `PlanMethod`."""
     if method not in get_args(PlanMethod):
         raise ConfigError(f"method must be one of {', '.join(map(repr, get_args(PlanMethod)))}, got {method!r}")
     if method == "none" or tree.num_nodes == 1:  # nothing is shared

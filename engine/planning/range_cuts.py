@@ -14,13 +14,8 @@ WINDOW_SHARE = 0.25
 
 
 def find_cut(rows: Sequence[Row], following: Row, num_tokens: int) -> int:
-    """The number of rows in the range. The cut is in the window at its end, between the neighbours with the shortest
-    common prefix; of equally short ones the last.
-
-    Args:
-        rows, following: pending, in order, and the row after them.
-        num_tokens: size of the rows, see `count_size`.
-    """
+    """How many of the pending `rows`, of size num_tokens, are in the range; `following` comes after them. It is cut in
+    the window at its end, where neighbours have the shortest common prefix, as late as possible. See `count_size`."""
     right, end, shortest = following, len(rows), len(following[-1]) + 1
     num_left = 0
     for position in range(len(rows), 0, -1):

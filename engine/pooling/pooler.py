@@ -24,13 +24,8 @@ class Pooler(Protocol):
     num_values: int
 
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Pools the tokens of each text to ``[n, k]``: float32 embeddings, not cut and not normalised; or float64
-        log-probabilities.
-
-        Args:
-            hidden: ``[T, hidden]``, last hidden states.
-            lengths: int64 ``[n]``, tokens of each text; they add up to T.
-        """
+        """Pools hidden states ``[T, hidden]`` of texts, whose lengths int64 ``[n]`` add up to T, to ``[n, k]``: float32
+        embeddings, not cut and not normalised; or float64 log-probabilities."""
 
 
 class EmbeddingPooler:
@@ -64,8 +59,7 @@ class LastToken:
 
 
 class CausalClassPooler:
-    """Classes of a causal model's `ForSequenceClassification`: a linear layer on the last token. Raises `ModelError` if
-    the checkpoint's folder holds no such layer."""
+    """Classes of a causal model: a linear layer on the last token; `ModelError` if the checkpoint has none."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._is_exclusive = ClassLabels.read(folder).is_exclusive
@@ -84,8 +78,7 @@ class CausalClassPooler:
 
 
 def pooled_answer(request: Request, vector: Vector) -> dict[str, Any]:
-    """The fields of a `Completion` that hold the answer to an embed or classify request, from the vector ``[n]`` of a
-    `Pooler`."""
+    """The fields of a `Completion` that hold the answer to a request, from the vector ``[n]`` of a `Pooler`."""
     if request.mode == "embed":
         wanted = vector[: request.dimensions].astype(np.float32)
         return {"embedding": wanted / max(float(np.linalg.norm(wanted)), 1e-12) if request.normalize else wanted}
@@ -105,14 +98,9 @@ def class_logprobs(logits: torch.Tensor, *, is_exclusive: bool) -> torch.Tensor:
 
 
 def causal_pooler(checkpoint: str | None, device: torch.device, hidden_size: int, mode: Mode) -> Pooler:
-    """The pooler of a causal model, which pools only each prompt's last row.
-
-    Args:
-        checkpoint: see `resolve_checkpoint`; None where there is none: then the last hidden state is the embedding.
-        mode: "embed" or "classify".
-    Raises:
-        ModelError: the checkpoint's pooling reads other tokens than the last, or it has no layer for classes.
-    """
+    """The pooler of a causal model for mode "embed" or "classify", which pools only each prompt's last row. Without a
+    checkpoint the last hidden state is the embedding. Raises `ModelError` if the checkpoint's pooling reads other
+    tokens than the last, or it has no layer for classes. See `resolve_checkpoint`."""
     if checkpoint is None:
         if mode == "classify":
             raise ModelError("classes are read from a checkpoint's folder, got a loaded model")
@@ -126,12 +114,7 @@ def causal_pooler(checkpoint: str | None, device: torch.device, hidden_size: int
 
 
 def pool(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Tensor:
-    """One float32 vector for each text, ``[n, hidden]``.
-
-    Args:
-        hidden, lengths: ``[T, hidden]``; and int64 ``[n]``, each at least 1.
-        pooling: of `engine.pooling.sentence_files.POOLINGS`.
-    """
+    """One float32 vector ``[n, hidden]`` for each text of at least one token, by one of `POOLINGS`. See `Pooler`."""
     if pooling in ("cls", "lasttoken"):
         ends = lengths.cumsum(0)
         return hidden.index_select(0, ends - 1 if pooling == "lasttoken" else ends - lengths).float()
@@ -149,11 +132,7 @@ def pool(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Ten
 
 
 def read_tensors(file: Path, device: torch.device, only: str | None = None) -> dict[str, torch.Tensor]:
-    """Tensors of a safetensors file in float32; `ModelError` if it cannot be read.
-
-    Args:
-        only: name of the one tensor to read; by default all are.
-    """
+    """Tensors of a safetensors file in float32, or `only` that one; `ModelError` if not readable. See `safe_open`."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -124,14 +124,10 @@ class Scheduler:
                     step.scored.append(sequence)
 
     def commit(self, step: Step, token_ids: Iterable[int], follow: Follow) -> list[Sequence]:
-        """Appends a step's tokens to their answers, and frees the memory of the answers that end. Steps are committed
-        in the order in which they were scheduled. Returns the sequences that are answered now, then those that were
-        killed when the step was scheduled.
-
-        Args:
-            token_ids: sampled in the rows of `Step.sampled`.
-            follow: called in order for each token that becomes part of its answer.
-        """
+        """Appends a step's tokens, sampled in the rows of `Step.sampled`, to their answers, and frees the memory of the
+        answers that end. Steps are committed in the order in which they were scheduled. `follow` is called in order for
+        each token that becomes part of its answer. Returns the sequences that are answered now, then those that were
+        killed when the step was scheduled. See `Follow`."""
         if not step.is_advanced:
             self.advance(step)
         answered: list[Sequence] = []
@@ -193,9 +189,8 @@ class Scheduler:
                 self.add_decodes(step, may_preempt=may_preempt)
 
     def add_decodes(self, step: Step, *, may_preempt: bool) -> None:
-        """Adds decode tokens, of the request admitted first to the last: a request that is preempted for an earlier one
-        is not in the step yet. Without `may_preempt`, a request that lacks memory waits, and the step is marked as
-        blocked."""
+        """Adds decode tokens, of the request admitted first to the last: one that is preempted for an earlier one is
+        not in the step yet. Without `may_preempt`, a request that lacks memory waits, and the step is blocked."""
         block_size, decoding = self.config.block_size, self.queues.decoding
         for sequence in sorted(decoding, key=attrgetter("admission")):
             if step.room == 0:

@@ -17,16 +17,12 @@ _MEASURE_SECONDS = 0.3
 
 
 def probe_device(device: torch.device, shape: ModelShape, dtype: str) -> Device:
-    """The table's entry for this GPU, if there is one; else the device measured in one number format, each rate once in
-    a process. The efficiencies are assumptions.
+    """The table's entry for this GPU, if there is one; else the device measured in one number format, by products of
+    the model's shape, each rate once in a process. The efficiencies are assumptions. See `Device`.
 
     Those of a CPU, three quarters of a product's rate and 0.4 ms per layer, fit steps of SmolLM2-135M: prompts and
     answers, two and 32 at a time, in float32, bfloat16 and with quantized weights, on a Xeon with AMX. memory_bytes of
-    a CPU is the memory that is free now within the cgroup's limit.
-
-    Args:
-        shape, dtype: the sizes of the measured products, and the name of their number format, as in torch.
-    """
+    a CPU is the memory that is free now within the cgroup's limit."""
     is_cpu = device.type == "cpu"
     if not is_cpu:
         properties = torch.cuda.get_device_properties(device)

@@ -36,12 +36,8 @@ def fill_in(
     dtype: "torch.dtype",
     shard: "Shard | None" = None,
 ) -> EngineConfig:
-    """As `resolve_step_tokens`, for this machine's GPU after the weights are loaded.
-
-    Args:
-        settings, dtype: of the model's config.json, and of the weights.
-        shard: the rank of a sharded model; all ranks agree on one number of tokens.
-    """
+    """As `resolve_step_tokens`, for this machine's GPU after the weights, in dtype, are loaded; `settings` are
+    config.json's. The ranks of a sharded model agree on one number of tokens. See `resolve_step_tokens`."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
@@ -63,12 +59,8 @@ def fill_in(
 def resolve_step_tokens(
     config: EngineConfig, device: Device | None, shape: ModelShape | None, free_bytes: int
 ) -> EngineConfig:
-    """The settings with a number in place of "auto", for an engine on a GPU; a number stays as it is.
-
-    Args:
-        device, shape: its rates and the model's sizes; None where they are not known.
-        free_bytes: free memory of the GPU after the weights are loaded.
-    """
+    """The settings with a number in place of "auto", for an engine on a GPU with so much memory free after the weights
+    are loaded. The device's rates and the model's sizes are None where they are not known. See `KNEES`."""
     if config.max_num_batched_tokens != "auto":
         return config
     num_tokens = LEAST_GPU_TOKENS

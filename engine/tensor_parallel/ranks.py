@@ -27,8 +27,7 @@ LAST_MESSAGE_SECONDS = 3.0
 
 
 class RankFailure(RuntimeError):
-    """A rank has failed or is gone. Not a `BatchloomError`: the step's rows may be the cause, so they are retried as
-    after any failure of the model."""
+    """A rank has failed or is gone. No `BatchloomError`: the step's rows may be the cause, so they are retried."""
 
 
 class RankMemoryFailure(RankFailure, MemoryError):
@@ -145,14 +144,8 @@ def rank_devices(device: torch.device, size: int) -> list[str]:
 
 
 def lead(load: Callable[..., Made], model: str, config: EngineConfig) -> Made:
-    """Loads an engine with a sharded model, whose first rank is this process.
-
-    Args:
-        load: loads the engine of a rank; called with `shard`.
-    Raises:
-        ConfigError, ModelError: see `check_ranks`.
-        RankFailure: a rank ended before it was ready.
-    """
+    """Loads an engine with a sharded model, whose first rank is this process, by `load(shard=...)`. Raises
+    `ConfigError` or `ModelError`, or `RankFailure` if a rank ended before it was ready. See `check_ranks`."""
     check_ranks(config, resolve_checkpoint(model))
     ranks = Ranks(model, config)
     with ranks.watched():

@@ -61,8 +61,7 @@ def pack_gate_up(kernels: "NativeBackend", layer: LayerWeights) -> "PackedWeight
 
 
 def complete(packed: "PackedLayer", layer: LayerWeights, kernels: "NativeBackend") -> None:
-    """Fills in the fields and attributes of `packed` that only branched layers have; `kernels` pack the router.
-    See `BranchedWeights`."""
+    """Fills in what only branched layers have; `kernels` pack the router. See `BranchedWeights`."""
     assert isinstance(layer, BranchedWeights), "plain layers need none of it"
     tensors = {name: getattr(layer, name, None) for name in _TENSORS}
     sinks = None if layer.scoring.sinks is None else layer.scoring.sinks.float().contiguous()

@@ -113,11 +113,9 @@ class LayerPacker:
         )
 
     def _measure_channels(self, layer: LayerWeights) -> list[torch.Tensor]:
-        """Mean squares of the input channels of each product, without the norms' weights; advances the hidden states.
-
-        Each state attends only to itself. Computed in float64 and rounded to powers of two, so that the weights do not
-        depend on torch's summation order.
-        """
+        """Mean squares of the input channels of each product, without the norms' weights; advances the hidden states,
+        each of which attends only to itself. Computed in float64 and rounded to powers of two, so that the weights do
+        not depend on torch's summation order."""
         num_q_heads, num_kv_heads, head_dim = self._head_sizes
         x = self._states
         if x is None:
@@ -170,12 +168,8 @@ class LayerPacker:
 def columns_in_pieces(
     library: ctypes.CDLL, weight: torch.Tensor, factors: torch.Tensor | None = None
 ) -> Iterable[torch.Tensor]:
-    """Weights after `spread`, float32 ``[depth, columns]``, in ranges of columns.
-
-    Args:
-        weight: ``[columns, depth]``.
-        factors: ``[depth]``, multiplied with the channels before they are spread; None: none.
-    """
+    """Weights ``[columns, depth]`` after `spread`, float32 ``[depth, columns]``, in ranges of columns. `factors`,
+    ``[depth]`` or None, are multiplied with the channels before. See `spread`."""
     for first in range(0, len(weight), _COLUMNS_AT_ONCE):
         columns = weight[first : first + _COLUMNS_AT_ONCE].T
         yield spread(library, columns if factors is None else columns.float() * factors.unsqueeze(1))
@@ -187,23 +181,16 @@ def spread_group(size: int) -> int:
 
 
 def spread(library: ctypes.CDLL, x: torch.Tensor, group: int | None = None) -> torch.Tensor:
-    """`spread` of cpp/int8/quad_elementwise.h along the first dimension: ``[n, ...]`` to float32 of the same shape.
-
-    Args:
-        group: how many neighbours are mixed; None: `spread_group` of n.
-    """
+    """`spread` of cpp/int8/quad_elementwise.h along the first dimension: ``[n, ...]`` to float32 of the same shape. It
+    mixes `group` neighbours, by default as many as possible. See `spread_group`."""
     spread = torch.empty(x.shape).copy_(x)
     library.spread_columns_int8(spread.data_ptr(), len(x), x[0].numel(), group or spread_group(len(x)))
     return spread
 
 
 def error_feedback(library: ctypes.CDLL, energy: torch.Tensor, group: int) -> torch.Tensor:
-    """The `feedback` of `PackedInt8` for a product whose input channels are spread in groups.
-
-    Args:
-        energy: float64 ``[depth]``, mean square of each channel.
-        group: how many channels `spread` mixes.
-    """
+    """The `feedback` of `PackedInt8` for a product whose input channels, of the mean squares `energy`, float64
+    ``[depth]``, are mixed in groups by `spread`. See `spread`."""
     size = min(group, _FEEDBACK)
     # A Hadamard matrix of a larger group consists of such blocks; each sees the mean energy of the group's channels.
     energy = (

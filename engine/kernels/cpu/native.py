@@ -23,17 +23,9 @@ from engine.kernels.output_layer import columns_in_float64
 
 
 class NativeBackend(NativeOperations, AttentionBackend):
-    """The kernels for one element type and one attention shape.
-
-    Args:
-        dtype: of all tensors, bfloat16 or float32.
-        folder: where compiled kernels are stored.
-        has_layers: whether the kernels support the model's layers; else `make_layers` returns None.
-        shape: see `AttentionShape`.
-    Raises:
-        ValueError: the shape or the element type is not supported.
-        NativeBuildError: there is no compiler, or it fails.
-    """
+    """The kernels, stored in `folder`, for one element type, bfloat16 or float32, and one `AttentionShape`. Without
+    `has_layers` they do not support the model's layers, and `make_layers` returns None. Raises `ValueError` if shape or
+    type are not supported, `NativeBuildError` if there is no compiler, or it fails."""
 
     name = "native"
     label_columns = staticmethod(columns_in_float64)
@@ -90,11 +82,8 @@ class NativeBackend(NativeOperations, AttentionBackend):
         return self.new_rows(*x.shape).copy_(x)
 
     def project(self, x: torch.Tensor, weight: LinearWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The linear layer, plus `residual` if given: ``[T, depth]`` -> ``[T, padded columns]``.
-
-        Args:
-            x: output of a kernel or of `copy_rows`; its memory reaches to a multiple of 32 rows.
-        """
+        """The linear layer, plus `residual` if given: ``[T, depth]`` -> ``[T, padded columns]``. The memory of `x`,
+        which is the output of a kernel or of `copy_rows`, reaches to a multiple of 32 rows. See `PackedWeight`."""
         out = self.new_rows(len(x), weight.num_padded // 2 if weight.is_gated else weight.num_padded)
         weight.kernel("project")(
             *(x.data_ptr(), ctypes.byref(weight.structure), address(residual), out.data_ptr()),
@@ -105,15 +94,9 @@ class NativeBackend(NativeOperations, AttentionBackend):
     def largest_column(
         self, x: torch.Tensor, weight: LinearWeight, allowed: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The arg max over the linear layer's output columns, the lowest on ties: int64 ``[T]``.
-
+        """The arg max over the linear layer's output columns of ``[T, depth]``, the lowest on ties: int64 ``[T]``.
         Outputs are compared in float32 and not stored. A panel of 32 columns is skipped where no row of a tile may
-        choose any of them.
-
-        Args:
-            x: ``[T, depth]``, as for `project`.
-            allowed: see `OutputLayer.most_likely`.
-        """
+        choose any of them. See `OutputLayer.most_likely`."""
         out = torch.empty(len(x), dtype=torch.int64)
         assert allowed is None or (allowed.shape == (len(x), weight.num_padded // 32) and allowed.is_contiguous())
         weight.kernel("largest_column")(

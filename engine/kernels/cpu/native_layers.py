@@ -98,14 +98,8 @@ def pack_layer(kernels: "NativeBackend", layer: LayerWeights) -> PanelLayer | No
 
 
 def fill_layer(kind: type[Layer], kernels: Any, weights: LayerWeights, products: Sequence[Any]) -> Layer:
-    """A layer of a format.
-
-    Args:
-        kind: the format's structure.
-        kernels: of the layer's `AttentionShape`; a `NativeBackend` for layers of `engine.kernels.branched_layer`.
-        weights: the layer in the checkpoint's layout.
-        products: its packed weights in the order of PRODUCTS, each with its `structure`.
-    """
+    """A layer of a format, whose structure is `kind`, from the checkpoint's layout and its packed products, in the
+    order of PRODUCTS. Branched layers take a `NativeBackend` as kernels. See `PackedLayers`."""
     norms = weights.attention_norm, weights.q_norm, weights.k_norm, weights.mlp_norm
     scoring, sizes = weights.scoring, (weights.gate.shape[1], weights.down.shape[1])
     packed = kind(
@@ -119,14 +113,8 @@ def fill_layer(kind: type[Layer], kernels: Any, weights: LayerWeights, products:
 
 
 class PackedLayers:
-    """`engine.kernels.decoder_layer.DecoderLayers` in one C++ call.
-
-    Args:
-        kernels: of the layers' attention shape and the type of their rows.
-        compute: `compute_layers` of the layers' format.
-        layers: all of one format and one shape.
-        num_byte_columns: int8 only: largest padded depth of a product, in bytes.
-    """
+    """`engine.kernels.decoder_layer.DecoderLayers` in one C++ call, `compute_layers` of their format. All layers have
+    one format, and the shape of `kernels`. In int8, num_byte_columns is the largest padded depth of a product."""
 
     def __init__(
         self,

@@ -50,25 +50,15 @@ class NativeOperations(AttentionShape):
         k_norm: torch.Tensor | None = None,
         epsilon: float = 0.0,
     ) -> None:
-        """Norms query and key heads if norms are given, rotates them, all in place, and writes the step's KV.
-
-        Args:
-            qkv: ``[T, (num_q_heads + 2 * num_kv_heads) * head_dim]``, contiguous.
-            cos, sin: float32 ``[T, head_dim]``, contiguous.
-            q_norm, k_norm: ``[head_dim]``.
-        """
+        """Norms query and key heads if norms, ``[head_dim]``, are given, rotates them, all in place, and writes the KV.
+        qkv, ``[T, (num_q_heads + 2 * num_kv_heads) * head_dim]``, and angles are contiguous. See `Angles`."""
         self.kernel("rotate_and_store")(
             *(*map(address, (qkv, cos, sin, q_norm, k_norm)), epsilon, k_cache.data_ptr(), v_cache.data_ptr()),
             *map(ctypes.byref, (self.structure, work)),
         )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """Divides each row by its root mean square and multiplies it by the weight: ``[T, n]``.
-
-        Args:
-            x, weight: ``[T, n]`` and ``[n]``.
-            epsilon: added to the mean square.
-        """
+        """Each row of `x`, ``[T, n]``, over its root mean square, times the weight, ``[n]``. See `LayerWeights`."""
         out = self.new_rows(*x.shape)
         self.kernel("rms_norm")(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, epsilon)
         return out

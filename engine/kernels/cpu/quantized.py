@@ -32,26 +32,15 @@ PLAIN_KIND = len(KINDS)
 
 
 def grouped_kind(*, num_bits: int, has_zeros: bool, group: int, dtype: torch.dtype) -> int:
-    """The format of safetensors files with one scale for each group of consecutive weights of a column.
-
-    Args:
-        num_bits: of a code: 4, or 8 without zero points.
-        has_zeros: whether each group has its own zero point; else it is 8 for codes of 4 bits and 0 for 8 bits.
-        group: weights of a group, a multiple of 32.
-        dtype: of scales, float16 or bfloat16.
-    """
+    """The format of safetensors files with one scale, of dtype float16 or bfloat16, for each `group` of consecutive
+    weights of a column, a multiple of 32. Codes have 4 bits, or 8 without zero points. Without zero points of their
+    own, groups have 8 for 4 bits and 0 for 8 bits. See `KINDS`."""
     return PLAIN_KIND + 1 + 8 * (num_bits == 8) + 4 * has_zeros + 2 * (group % 128 == 0) + (dtype == torch.bfloat16)
 
 
 class QuantizedColumns:
-    """Output columns of a linear layer in half panels of 16 columns, the last one padded, repacked from a file's rows:
-    uint8 ``[half panels, bytes]``.
-
-    Args:
-        library: the functions of quantized.cpp.
-        kind: the number of their format.
-        depth: weights of a column.
-    """
+    """Output columns of a linear layer, each of `depth` weights in the format `kind`, in half panels of 16 columns, the
+    last one padded, repacked from a file's rows by quantized.cpp's functions: uint8 ``[half panels, bytes]``."""
 
     def __init__(self, library: ctypes.CDLL, kind: int, *, depth: int, num_columns: int) -> None:
         self.library, self._kind, self.depth, self.num_columns = library, kind, depth, num_columns
@@ -59,13 +48,8 @@ class QuantizedColumns:
         self.panels = torch.empty(cdiv(num_columns, HALF), half_bytes, dtype=torch.uint8)
 
     def fill(self, first_panel: int, rows: npt.NDArray[np.int64], tensor: npt.NDArray[np.uint8]) -> None:
-        """Repacks n half panels from a GGUF tensor.
-
-        Args:
-            first_panel: index of the first half panel to write.
-            rows: ``[16 n]``, the file's row of each column, -1 for a column of zeros.
-            tensor: ``[rows, bytes]`` as in the file.
-        """
+        """Repacks n half panels, from `first_panel` on, of a GGUF `tensor` ``[rows, bytes]``. `rows`, ``[16 n]``, has
+        the file's row of each column, -1 for a column of zeros. See `QuantizedColumns`."""
         assert tensor.flags.c_contiguous
         assert rows.flags.c_contiguous
         self.library.repack_quantized(
@@ -76,13 +60,8 @@ class QuantizedColumns:
     def fill_codes(
         self, first_panel: int, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
     ) -> None:
-        """Packs n half panels of a `grouped_kind`.
-
-        Args:
-            first_panel: index of the first half panel to write.
-            codes: uint8 or int8 ``[16 n, depth]``.
-            scales, zeros: ``[16 n, groups]``, in the format's dtype, and uint8.
-        """
+        """Packs n half panels of a `grouped_kind`, from `first_panel` on: codes uint8 or int8 ``[16 n, depth]``; scales
+        and zeros ``[16 n, groups]``, in the format's dtype, and uint8. See `grouped_kind`."""
         given = [None if each is None else each.contiguous() for each in (codes, scales, zeros)]
         self.library.repack_codes_quantized(
             *(self._kind, *map(address, given), self.depth // scales.shape[1]),
@@ -98,14 +77,9 @@ class QuantizedColumns:
 
 
 class QuantizedWeight:
-    """The weights of a linear layer (see `PackedWeight`), in one format or several. Raises `ModelError` if a number of
-    columns is not supported.
-
-    Args:
-        parts: consecutive ranges of columns; all but the last have a multiple of 16 columns.
-        bias: ``[columns]``.
-        is_gated: whether one half of the parts is the gate, the other up; they are interleaved by 16 columns.
-    """
+    """The weights of a linear layer (see `PackedWeight`), in one format or several: `parts` are consecutive ranges of
+    columns, all but the last of a multiple of 16. If they are gated, one half of the parts is the gate, the other up;
+    they are interleaved by 16 columns. Raises `ModelError` if a number of columns is not supported."""
 
     def __init__(
         self, parts: Sequence[QuantizedColumns], bias: torch.Tensor | None = None, *, is_gated: bool = False
@@ -156,8 +130,7 @@ def element_type(library: ctypes.CDLL) -> torch.dtype:
 
 
 def make_quantized_layers(kernels: NativeBackend, layers: Iterable[QuantizedLayer]) -> DecoderLayers:
-    """Layers in one C++ call, for kernels of their attention shape and of the `element_type`. Raises `ModelError` if a
-    size is not supported."""
+    """Layers in one C++ call, for kernels of the `element_type`. Raises `ModelError` if a size is not supported."""
     packed = []
     for weights, products in layers:
         for product in products:

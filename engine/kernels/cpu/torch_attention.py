@@ -30,12 +30,8 @@ LONGEST_BUCKETED_CHUNK = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Rows of the batch against the KV tokens `tokens` of `blocks`.
-
-    Attributes:
-        is_causal: whether row i sees tokens 0..i only; else every row sees all tokens.
-        earlier: further tokens that the same rows see.
-    """
+    """Rows of the batch against the KV tokens `tokens` of `blocks`. If it is causal, row i sees tokens 0..i only, else
+    every row sees all of them. `earlier` has further tokens that the same rows see."""
 
     rows: slice
     tokens: slice
@@ -75,12 +71,7 @@ class CpuWork:
 
 
 class CpuAttention(AttentionBackend):
-    """An attention backend in plain torch; the model keeps its own layers and output layer.
-
-    Args:
-        num_q_heads: a multiple of num_kv_heads.
-        dtype: of queries and of the KV cache.
-    """
+    """An attention backend in plain torch, for one dtype; the model keeps its own layers and output layer."""
 
     name = "torch"
 

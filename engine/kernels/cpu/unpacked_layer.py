@@ -14,8 +14,7 @@ _GELUS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 class UnpackedLayer:
-    """One layer of `LayerByLayer`. All operations but the products are C++ kernels; those that only `BranchedWeights`
-    have are torch's."""
+    """A layer of `LayerByLayer`, as one operation; C++ kernels but for products and parts of `BranchedWeights`."""
 
     def __init__(self, kernels: NativeBackend, weights: LayerWeights) -> None:
         self._kernels = kernels
@@ -145,7 +144,7 @@ class UnpackedLayer:
     def _activate(
         self, gate: torch.Tensor, up: torch.Tensor | None, gate_bias: torch.Tensor | None, up_bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """The input of the feed-forward's second product; `up` is None where the feed-forward is not gated."""
+        """The activated rows; `up` is None where the feed-forward is not gated."""
         w = self._weights
         gate = gate if gate_bias is None else gate + gate_bias
         up = up if up is None or up_bias is None else up + up_bias

@@ -104,10 +104,8 @@ class DeviceWork:
     def fill(self, work_list: WorkList, slot_mapping: npt.NDArray[np.int64]) -> None:
         """Copies a step's work list to the device in one transfer, for which later launches on the stream wait.
 
-        Only the used part of the block table is copied. Rows beyond the work list's have no slot and no tile, so that
-        nothing is computed or written for them. Raises `ValueError` if the work list does not fit, or is made for
-        another launch.
-        """
+        Only the used part of the block table is copied. Rows beyond the work list's have no slot and no tile: nothing
+        is computed or written for them. Raises `ValueError` if the list does not fit, or is made for another launch."""
         needed = WorkCapacity.of(work_list)
         for name in WorkCapacity.__slots__:
             if getattr(needed, name) > getattr(self.capacity, name):

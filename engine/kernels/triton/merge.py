@@ -106,12 +106,8 @@ def _merge_kernel(
 
 
 def merge_partials(out: torch.Tensor, work: DeviceWork, sinks: torch.Tensor | None = None) -> None:
-    """Merges a step's partial results into out; rows of one part are not changed.
-
-    Args:
-        out, sinks: ``[T, num_q_heads, head_dim]``, and ``[num_q_heads]`` or None.
-        work: of the step; its tiles have been computed.
-    """
+    """Merges the partial results of a step whose tiles have been computed into `out` ``[T, num_q_heads, head_dim]``;
+    rows of one part are not changed. See `Scoring`."""
     num_rows, num_q_heads, head_dim = out.shape
     rows_a_program = 16
     _merge_kernel[(triton.cdiv(num_rows * num_q_heads, rows_a_program),)](

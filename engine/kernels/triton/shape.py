@@ -5,14 +5,7 @@ LARGEST_GROUP = 16
 
 
 def check_shape(*, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
-    """Refuses what the kernels do not support.
-
-    Args:
-        num_q_heads, num_kv_heads, head_dim: of a model.
-        block_size: tokens of a KV block.
-    Raises:
-        ValueError: the heads or the block are not supported.
-    """
+    """Raises `ValueError` if the kernels do not support a model's heads or a KV block's size. See `TritonAttention`."""
     if num_q_heads % num_kv_heads or not 1 <= num_q_heads // num_kv_heads <= LARGEST_GROUP:
         raise ValueError(
             f"{num_q_heads} query heads for {num_kv_heads} KV heads: must be 1 to {LARGEST_GROUP} times as many"

@@ -47,12 +47,7 @@ class Jobs:
 
 
 def own_jobs(batch: AttentionBatch, sizes: StepSizes, choice: Choice, group_size: int) -> Jobs:
-    """The rows of every sequence in tiles of its shape, in row order.
-
-    Args:
-        choice: the cost model's: shapes, and which sequences share their prefix.
-        group_size: query heads per KV head.
-    """
+    """The rows of every sequence in tiles of the chosen shape, in row order. See `Choice` and `choose`."""
     tokens = tokens_a_tile(choice.launch, group_size)[choice.own_shape]
     num_tiles = cdiv(sizes.num_rows, tokens)
     sequence, index = expand(num_tiles)
@@ -134,14 +129,9 @@ class Packs:
         longest_us: float,
         first_row_id: int,
     ) -> "Packs":
-        """Packs short jobs of one row and narrow shape that read only own KV and are not split.
-
-        Args:
-            num_parts: per job, the number of parts of its rows' attention; 0 if the job itself is split.
-            launch: has the rows of a narrow tile.
-            longest_us: longest time of a pack.
-            first_row_id: number of row ids before the packs'.
-        """
+        """Packs short jobs of one row and narrow shape that read only own KV and are not split. A job has the number of
+        parts of its rows' attention, 0 if it is itself split. A pack takes at most longest_us; its row ids begin at
+        first_row_id. See `own_jobs`."""
         is_short = (jobs.num_tokens == 1) & (jobs.shape == 0) & (jobs.kv_begin == jobs.prefix_len) & (num_parts > 0)
         is_short &= jobs.cost_us <= SHORT_STARTS * launch.narrow.tile_us
         size, num_short = 0, np.count_nonzero(is_short)

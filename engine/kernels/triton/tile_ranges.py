@@ -77,14 +77,9 @@ class Ranges:
         return self.num_tiles.sum(1).tolist(), self.num_read.sum(1).tolist(), self.total_us.sum(1).tolist()
 
     def split(self, number: int, launch: Launch, slots_a_head: float, min_split_tokens: int) -> tuple[float, float]:
-        """Finds the best limit for the time of a tile, above which its range is split. Returns the time of all program
-        slots, and the limit, in microseconds.
-
-        Args:
-            number, launch: the launch, and its index.
-            slots_a_head: its program slots per KV head.
-            min_split_tokens: fewest KV tokens of a part.
-        """
+        """Finds the best limit for the time of a tile, above which its range is split into parts of min_split_tokens or
+        more, for a launch with so many program slots per KV head. Returns the time of all program slots, and the limit,
+        in microseconds. See `Launch`."""
         num_tiles, total_us = self.num_tiles[number], self.total_us[number].sum()
         longest, is_partial = self.longest[number], self.is_partial[number]
         tile_us, token_us, partial_us = slot_costs(launch, self.shape[number])

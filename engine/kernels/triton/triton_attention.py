@@ -122,10 +122,7 @@ class TritonAttention:
 
     def reserve(self, capacity: WorkCapacity, launch: Launch, scratch: AttentionScratch | None = None) -> DeviceWork:
         """Allocates work for steps of at most this size, at fixed addresses, as CUDA graphs need. Fill it before use.
-
-        Args:
-            scratch: of at least this capacity, may be shared by works that never run at the same time; None: a new one.
-        """
+        Works that never run at the same time may share `scratch`, of at least this capacity. See `DeviceWork`."""
         return DeviceWork(capacity, launch, scratch or self.make_scratch(capacity), device=self.device)
 
     @property
@@ -134,8 +131,7 @@ class TritonAttention:
         return self if self.has_fixed_launches else None
 
     def scratch_bytes(self, num_rows: int) -> int:
-        """For a step in which every row has two partial results: of its prefix and of its own KV; and a copy of fp8
-        KV."""
+        """For a step in which every row has two partial results, of prefix and own KV; and a copy of fp8 KV."""
         partial = 2 * num_rows * self.num_q_heads * (self.head_dim + 1) * torch.float32.itemsize
         if self.fp8 is None:
             return partial
@@ -175,9 +171,8 @@ class TritonAttention:
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: DeviceWork
     ) -> None:
-        """See `AttentionBackend.write_kv`; one launch. Raises `ValueError` if head_dim is not contiguous, the
-        caches' strides differ, there are more rows than slots, or the caches are in fp8: only the backend's layers
-        write those."""
+        """See `AttentionBackend.write_kv`; one launch. Raises `ValueError` if head_dim is not contiguous, the caches'
+        strides differ, there are more rows than slots, or the caches are in fp8, which only layers write."""
         num_rows, num_kv_heads, head_dim = key.shape
         if self.fp8 is not None:
             raise ValueError("keys and values in fp8 are written by the layers")
@@ -206,14 +201,9 @@ class TritonAttention:
         *,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`.
-
-        Args:
-            query: any row and head strides.
-            out: like query, the tensor to write to; rows beyond the work list's are not written. None: a new tensor.
-        Raises:
-            ValueError: the launch does not support the shapes, dtypes or strides.
-        """
+        """See `AttentionBackend.attend`. The query has any row and head strides. `out`, like it, is written to, but for
+        rows beyond the work list's; None: a new tensor. Raises `ValueError` if the launch does not support an
+        argument."""
         if out is None:
             out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         expected = (query.shape[0], self.num_q_heads, self.head_dim)

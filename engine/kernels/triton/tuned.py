@@ -66,7 +66,7 @@ class TunedAttention:
     """The tuned configuration of one attention shape on one architecture.
 
     Attributes:
-        num_processors: of the device on which costs were measured; a launch uses its own device's number.
+        num_processors: of the device; in the files, of that on which costs were measured.
         min_split_tokens: fewest KV tokens of a split.
         start_us: fixed time of a launch.
         memory_kilotoken_us: time in which the whole device reads 1,000 KV tokens of one KV head from memory.
@@ -102,12 +102,8 @@ class TunedAttention:
 
 
 def load_tuned(architecture: str, *, element_bits: int, head_dim: int) -> TunedAttention:
-    """Reads the entry for an element size and the smallest head dim that is at least head_dim. Raises `ValueError` if
-    no entry fits, or the file has an unknown key or lacks one.
-
-    Args:
-        architecture: "sm_90", "gfx942", ...; "default" is used if it has no file.
-    """
+    """Reads an architecture's entry ("sm_90", "gfx942", ...; "default" without a file) for an element size and the
+    least head dim from head_dim on; `ValueError` if none fits, or for a wrong key. See `TunedAttention`."""
     path = CONFIG_FOLDER / f"{architecture}.json"
     document = json.loads((path if path.exists() else CONFIG_FOLDER / "default.json").read_text())
     entries = [

@@ -204,7 +204,7 @@ class _Splits:
 
 
 def _tiles(jobs: Jobs, begin: Ints, end: Ints, part: Ints) -> npt.NDArray[np.int32]:
-    """The rows of `WorkList.tiles` for jobs and their ranges of positions."""
+    """The rows of `WorkList.tiles` for jobs and their ranges of positions, in the order of `TileField`."""
     tiles = np.zeros((len(begin), TileField.WIDTH), dtype=np.int32)
     for field, values in (
         (TileField.FIRST_ROW_ID, jobs.first_row_id),

@@ -17,8 +17,7 @@ from engine.model.model import Model
 
 class AdaptedModel(Model):
     """A model whose layers get the adapter's updates as the backend reads them, always from the base weights. Made by
-    `AdaptedModel.load_with`. With `keeps_base` the base weights are kept in memory, so that `use_adapter` may be
-    called."""
+    `AdaptedModel.load_with`. With `keeps_base` these stay in memory, so that `use_adapter` may be called."""
 
     def __init__(self, language_model: transformers.PreTrainedModel, **arguments: Any) -> None:
         super().__init__(language_model, **arguments)
@@ -53,8 +52,7 @@ class AdaptedModel(Model):
     @torch.inference_mode()
     def use_adapter(self, adapter: Adapter | None, backend: AttentionBackend) -> None:
         """Switches to another adapter, or to the base where that is None, for the backend whose layers compute the
-        model. Raises `ModelError` if the adapter cannot be read, or does not fit the model; the current one stays in
-        use."""
+        model. Raises `ModelError` if it cannot be read, or does not fit the model; the current one stays in use."""
         self._choose(adapter)
         if self.has_replaced_layers:
             del self.base.layers  # beside the base, the device may have no room for both

@@ -38,8 +38,7 @@ _BASE_KEEPING_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """The absolute path and identity of a LoRA adapter (Hu et al. 2021). `digest` is a sha256 over its settings, and
-    its weight file's size and samples."""
+    """The absolute path of a LoRA adapter (Hu et al. 2021); a sha256 over its settings and samples of weights."""
 
     folder: str
     digest: str
@@ -77,8 +76,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def refuse_uncovered(config: Mapping[str, Any], folder: Path) -> None:
-    """Raises `ModelError`, which names the folder, if an adapter with this config is more than low-rank updates of
-    linear layers."""
+    """Raises `ModelError` if an adapter with this config is more than low-rank updates of linear layers."""
     if (kind := config.get("peft_type")) != "LORA":
         raise ModelError(f"adapter {str(folder)!r}: it is of type {kind!r}, only LORA is supported")
     reasons = [why for name, why in _NOT_COVERED.items() if config.get(name)]

@@ -27,12 +27,8 @@ _HEADS = ("q_proj", "k_proj", "v_proj", "qkv_proj")
 def find_family(
     language_model: "transformers.PreTrainedModel", device: torch.device, kv_dtype: torch.dtype
 ) -> "Family | None":
-    """The reader of a model's layers; None if the kernels do not support them.
-
-    Args:
-        language_model, device: loaded, and where it is; only the CPU kernels support these families.
-        kv_dtype: the layers in 8-bit formats do not support these families.
-    """
+    """The reader of the layers of a loaded model; None if the kernels do not support them: these families are computed
+    on a CPU only, and not in 8-bit formats. See `Family`."""
     config = language_model.config.get_text_config(decoder=True)
     layout = LAYOUTS.get(config.model_type)
     if layout is None or device.type != "cpu" or kv_dtype.itemsize == 1:
@@ -55,8 +51,7 @@ def find_family(
 
 
 class Family:
-    """Reads the layers of one model of a family. The rotary embedding of `decoder` computes the angles of every
-    step."""
+    """Reads the layers of one model of a family; the rotary embedding of `decoder` computes each step's angles."""
 
     def __init__(self, layout: Layout, decoder: Any) -> None:
         self._layout = layout

@@ -11,12 +11,8 @@ from engine.model.layers import ReplacedLayers
 
 
 class RotatedLayers(ReplacedLayers):
-    """The backend's layers as one module, in place of all decoder layers; computes the angles of every rotation.
-
-    Args:
-        layers: the backend's; their ``cos`` and ``sin`` are those of all rotations, concatenated.
-        rotations: the argument `layer_type` of `rotary` for each rotation, empty if it takes none; None: no rotation.
-    """
+    """The backend's layers as one module, in place of all decoder layers; computes the angles of all `rotations`,
+    concatenated, of which each is the argument `layer_type` of `rotary`, empty if it takes none; None: not rotated."""
 
     def __init__(
         self, layers: DecoderLayers, rotary: nn.Module, rotations: tuple[str | None, ...], head_dim: int
@@ -54,12 +50,7 @@ class DistinctAngles(nn.Module):
 
 def order_of_dims(head_dim: int, num_rotated: int, is_interleaved: bool) -> torch.Tensor | None:
     """The order of a head's dimensions in which d and d + head_dim / 2 are rotated as a pair: int64 ``[head_dim]``, for
-    each dimension its index in the model's order. None: the model's order.
-
-    Args:
-        num_rotated: how many dimensions are rotated, the first ones.
-        is_interleaved: see `Layout`.
-    """
+    each its index in the model's order, whose first num_rotated are rotated. None: the model's order. See `Layout`."""
     if num_rotated == head_dim and not is_interleaved:
         return None
     first = torch.arange(num_rotated // 2) * (2 if is_interleaved else 1)
@@ -69,12 +60,7 @@ def order_of_dims(head_dim: int, num_rotated: int, is_interleaved: bool) -> torc
 
 
 def angles_of(rotary: Any, kind: str, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, ``[1, T, number of rotated dimensions]`` each.
-
-    Args:
-        kind: an entry of `rotations`, see `RotatedLayers`.
-        x: has the device and dtype of the result.
-        positions: int64 ``[1, T]``.
-    """
+    """Cosines and sines, ``[1, T, number of rotated dimensions]`` each, of positions int64 ``[1, T]``, in the device
+    and dtype of `x`. `kind` is an entry of `rotations`. See `RotatedLayers`."""
     found: tuple[torch.Tensor, torch.Tensor] = rotary(x, positions, kind) if kind else rotary(x, positions)
     return found

@@ -25,12 +25,8 @@ def read_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A size, which must be a positive integer; raises `ModelError` if it is not.
-
-    Args:
-        values, name: values of `read_sizes`, and a name in them.
-        default: if the size is absent or null; None: no default.
-    """
+    """A size by its name in values of `read_sizes`, or the default where it is absent or null. Raises `ModelError` if
+    it is not a positive integer. See `read_sizes`."""
     value = default if values.get(name) is None else values[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(f"config.json: {name} must be a positive whole number, got {value!r}")
@@ -61,8 +57,7 @@ _SHAPES = {
 
 
 def check_shapes(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuses a plain checkpoint whose matrices have other shapes than config.json says. `shapes`: of its safetensors
-    files, by the tensors' names."""
+    """Refuses a plain checkpoint whose matrices, by name, have other shapes than config.json says."""
     if not is_plain(config := read_json(folder / "config.json")) or "quantization_config" in config:
         return
     sizes = dict(read_sizes(config))

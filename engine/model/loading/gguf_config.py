@@ -25,14 +25,8 @@ Read = Callable[[str], Any]
 
 
 def complete_config(config: Any, reader: Any) -> None:
-    """Sets what the file says and transformers' configuration lacks.
-
-    Args:
-        config: made by transformers of the same file.
-        reader: of the gguf package.
-    Raises:
-        ModelError: the file scales rotations in a way that is not known here, or has more layers than it says.
-    """
+    """Sets what the file says and transformers' configuration of it lacks; `reader` is of the gguf package. Raises
+    `ModelError` if the file scales rotations in a way that is not known here, or has more layers than it says."""
     architecture = reader.fields["general.architecture"].contents()
 
     def read(name: str) -> Any:

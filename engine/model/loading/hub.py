@@ -28,13 +28,8 @@ def hub_snapshot(model: str) -> Path:
 
 
 def resolve_head(model: str | Path) -> Path:
-    """A folder with the model's config.json and tokenizer files; the weights of a hub id are not downloaded.
-
-    Args:
-        model: see `resolve_checkpoint`.
-    Raises:
-        ModelError: there is no such checkpoint, or one of its files is missing.
-    """
+    """A folder with the model's config.json and tokenizer files; the weights of a hub id are not downloaded. Raises
+    `ModelError` if there is no such checkpoint, or one of its files is missing. See `resolve_checkpoint`."""
     if os.path.exists(os.path.expanduser(model)) or _is_named_as_path(str(model)):
         return resolve_checkpoint(model)
     folder = _fetch(str(model), [name for name in SMALL_FILES if not name.endswith(".safetensors")])

@@ -73,14 +73,8 @@ class PlainDecoder(nn.Module):
     def forward(
         self, *, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_step: AttentionStep, use_cache: bool
     ) -> Any:
-        """Returns ``last_hidden_state``, as transformers' decoders do: ``[1, T, hidden]``, or ``[1, R, hidden]`` if the
-        backend's layers return only the step's output rows.
-
-        Args:
-            input_ids, position_ids: int64 ``[1, T]``.
-            attention_step: the step's work and KV cache, which is written.
-            use_cache: ignored.
-        """
+        """Returns ``last_hidden_state``, as transformers' decoders do: ``[1, T, hidden]``, or ``[1, R, hidden]`` of
+        only the step's output rows. Ids are int64 ``[1, T]``; use_cache is ignored. See `AttentionStep`."""
         hidden = self.embed_tokens(input_ids)
         angles = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:

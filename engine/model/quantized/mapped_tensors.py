@@ -26,8 +26,7 @@ _BYTES_AT_ONCE = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedTensor:
-    """The location of a tensor: the index of the mapped file, its format there, its offset, and its shape, rows
-    first."""
+    """The location of a tensor: the index of the mapped file, format and offset there, and its shape, rows first."""
 
     file: int
     format: str
@@ -104,11 +103,7 @@ class MappedTensors(dict[str, MappedTensor]):
 
     def columns(self, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
         """Repacks a matrix in one of `KINDS`, or in one of `PLAIN`, which is converted to what products compute in.
-
-        Args:
-            name: of the tensor, whose rows are output columns.
-            order: for each output column its row in the file; None: all rows in the file's order.
-        """
+        Output columns are the rows of the tensor, by `order` if given: for each column its row in the file."""
         tensor = self.find(name)
         library = quantized_library()
         raw, dtype = self.raw(tensor), element_type(library)

@@ -53,16 +53,9 @@ LOGGER = logging.getLogger("batchloom.engine")
 def load_quantized(
     model: str | Path, config: EngineConfig, device: torch.device, *, make_engine: "MakeEngine"
 ) -> "QuantizedModel | None":
-    """A model with its weights left quantized; None if they are unpacked instead, which is logged for dtype "auto".
-
-    Args:
-        model: see `resolve_checkpoint`; `is_quantized` is true for it.
-        config: its dtype is "quantized" or "auto" where weights are to stay quantized.
-        device: where the model will be computed.
-        make_engine: see `Model.load`.
-    Raises:
-        ModelError: the checkpoint or this machine is not supported; for a GGUF file only if dtype is "quantized".
-    """
+    """A model, for which `is_quantized` is true, with its weights left quantized, as dtype "quantized" or "auto" asks;
+    None if they are unpacked instead, which is logged for dtype "auto". Raises `ModelError` if the checkpoint or this
+    machine is not supported; for a GGUF file only if dtype is "quantized". See `Model.load`."""
     folder = resolve_checkpoint(model)
     weights = find_quantized(folder, config, device)
     if weights is None:
@@ -102,8 +95,7 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
 
 
 def find_quantized_dtype() -> torch.dtype:
-    """What this machine computes quantized weights in: bfloat16 if it multiplies that, else float32. Raises
-    `NativeBuildError` as `quantized_library`."""
+    """What this machine computes quantized weights in: bfloat16 or float32. Raises as `quantized_library`."""
     return element_type(quantized_library())
 
 
@@ -138,8 +130,7 @@ def _why_not(
 
 
 class QuantizedModel(Model):
-    """A `Model` on the CPU whose layers, output layer and embeddings have quantized weights; `skeleton` is the same
-    model on the meta device."""
+    """A `Model` on the CPU with quantized weights; `skeleton` is the same model on the meta device."""
 
     def __init__(self, skeleton: Any, weights: QuantizedWeights, device: torch.device) -> None:
         super().__init__(skeleton, device=device, owns_weights=True)
@@ -204,8 +195,7 @@ def _fill_in(weights: QuantizedWeights, module: nn.Module, place: str, dtype: to
 
 
 def _read_products(weights: QuantizedWeights, layer: Any, place: str) -> list[Parts]:
-    """The products of a layer by their parts: qkv, output, gate and up (or the first product of a feed-forward without
-    a gate), down."""
+    """The products of a layer by their parts: qkv, output, gate and up (or the first product without a gate), down."""
 
     def read(*names: str) -> Parts:
         return [weights.columns(f"{place}.{name}") for name in names]

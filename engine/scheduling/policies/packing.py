@@ -70,12 +70,8 @@ PADDED_PACKINGS: frozenset[Packing] = frozenset(["length_ordered", "padded"])
 
 
 def add_packed(step: "Step", prompts: Sequences[Sequence | PrefixNode], packing: Packing, pad_block_id: int) -> None:
-    """Adds the whole prompts that `packing` selects: all remaining tokens of a request's own part, or of a prefix.
-
-    Args:
-        prompts: those that could be computed now, in the order of their admission.
-        pad_block_id: KV block that padding is written to.
-    """
+    """Adds the whole prompts that `packing` selects, of those that could be computed now, in the order of their
+    admission: all remaining tokens of a request's own part, or of a prefix. See `Step`."""
     lengths = [prompt.num_uncomputed for prompt in prompts]
     taken = PACKINGS[packing](lengths, step.room)
     for index in taken:
@@ -92,12 +88,8 @@ def add_packed(step: "Step", prompts: Sequences[Sequence | PrefixNode], packing:
 
 
 def pad_chunks(step: "Step", chunks: Chunks, groups: Sequences[ChunkGroup]) -> tuple[Chunks, list[ChunkGroup]]:
-    """Adds a chunk of padding after each chunk that is shorter than the step's padded length. No row attends to
-    padding. Its KV goes into free slots of the prompt's last block, then into the step's pad block.
-
-    Args:
-        chunks, groups: of the step's prompts.
-    """
+    """Adds a chunk of padding after each chunk of the step's prompts that is shorter than its padded length, to which
+    no row attends. Its KV goes into free slots of the prompt's last block, then into the pad block. See `Chunks`."""
     padded, counts = Chunks(), [0] * len(groups)
     entries = zip(*(getattr(chunks, name) for name in Chunks.__slots__), strict=True)
     owners = (index for index, group in enumerate(groups) for _ in range(group.num_chunks))

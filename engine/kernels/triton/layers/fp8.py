@@ -57,13 +57,8 @@ def quantize_weights(weights: torch.Tensor, dtype: torch.dtype) -> ScaledRows:
 def scaled_linear(
     rows: ScaledRows, weights: ScaledRows, bias: torch.Tensor | None, out_dtype: torch.dtype
 ) -> torch.Tensor:
-    """The product of rows and weights: ``[T, columns]`` of out_dtype.
-
-    Args:
-        rows: ``[T, depth]``.
-        weights: ``[columns, depth]``, in the same format.
-        bias: ``[columns]``.
-    """
+    """The product of rows ``[T, depth]`` and weights ``[columns, depth]`` in the same format, and the bias
+    ``[columns]``: ``[T, columns]`` of out_dtype. See `ScaledRows`."""
     if rows.values.is_cpu and torch.__version__ < "2.13":  # older torch supports only one scale per matrix on a CPU
         found = rows.values.float() @ weights.values.float().t()
     else:
@@ -208,13 +203,8 @@ def _quantized_swiglu_kernel(
 
 
 def quantize_rows(x: torch.Tensor, out: ScaledRows, row_parts: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-    """Quantises rows of attention's result; rows that no tile has written become zeros.
-
-    Args:
-        x, out: ``[T, n]``, and R rows of n to write.
-        row_parts: int32 ``[T or more]``, any stride: number of parts of each row's attention; 0: not written.
-        rows: int64 ``[R]``, the rows of x to quantise; None: all, R = T.
-    """
+    """Quantises rows ``[T, n]`` of attention's result, or those in `rows`, int64 ``[R]``, into `out`; rows that no tile
+    has written, whose number of parts, int32 ``[T or more]``, is 0, become zeros. See `DeviceWork.row_parts`."""
     num_rows, size = out.values.shape
     if num_rows:
         size_padded = triton.next_power_of_2(size)

@@ -29,8 +29,7 @@ MULTIPLE = 16
 
 
 class GpuLayer:
-    """One layer of `LayerByLayer`. An operation deletes tensors that are not needed after it, so that the next one can
-    reuse their memory."""
+    """One layer of `LayerByLayer`. Operations delete tensors that are not needed after them, whose memory is reused."""
 
     def __init__(self, attention: "TritonAttention", weights: LayerWeights) -> None:
         self._attention = attention

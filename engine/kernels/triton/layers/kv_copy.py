@@ -62,16 +62,8 @@ def _copy_kv_kernel(
 
 
 class KvCopy:
-    """Room for a copy of the blocks of a block table, each once; every layer fills it again.
-
-    Args:
-        block_table: int32 entries (tile_jobs.py) of the cache's blocks.
-        block_shape: of a copied block, ``[block_size, num_kv_heads, head_dim]``.
-        dtype: of the copy.
-
-    Attributes:
-        block_table: the entries of the copied blocks.
-    """
+    """Room for a copy, in dtype, of the blocks ``[block_size, num_kv_heads, head_dim]`` of a block table, int32 entries
+    (tile_jobs.py), each once; every layer fills it again. `block_table` has the copied blocks' entries."""
 
     def __init__(
         self,
