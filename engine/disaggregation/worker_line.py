@@ -63,21 +63,17 @@ def _to_json(value: Any, arrays: list[bytes]) -> Any:
         arrays.append(value.tobytes())
         return head
     if isinstance(value, Exception):
-        return _describe(value)
+        if isinstance(value, BatchloomError):
+            return {"error": type(value).__name__, "text": str(value)}
+        is_memory = isinstance(value, (MemoryError, torch.OutOfMemoryError))  # callers retry with a smaller budget
+        kind = OutOfMemoryError if is_memory else PrefillWorkerError
+        return {"error": kind.__name__, "text": f"{type(value).__name__}: {value}"}
     if isinstance(value, (list, tuple)):
         return [_to_json(item, arrays) for item in value]
     if type(value).__name__ in _KINDS:
         content = {field.name: _to_json(getattr(value, field.name), arrays) for field in fields(value)}
         return {"kind": type(value).__name__, "content": content}
     return value
-
-
-def _describe(error: Exception) -> dict[str, str]:
-    if isinstance(error, BatchloomError):
-        return {"error": type(error).__name__, "text": str(error)}
-    is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # callers retry with a smaller budget
-    kind = OutOfMemoryError if is_memory else PrefillWorkerError
-    return {"error": kind.__name__, "text": f"{type(error).__name__}: {error}"}
 
 
 def _from_json(value: Any, arrays: io.BytesIO) -> Any:
