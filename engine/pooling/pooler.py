@@ -48,16 +48,6 @@ class EmbeddingPooler:
         return vectors
 
 
-class LastToken:
-    """The last token's hidden state, of `num_values`."""
-
-    def __init__(self, num_values: int) -> None:
-        self.num_values = num_values
-
-    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        return pool(hidden, lengths, "lasttoken")
-
-
 class CausalClassPooler:
     """Classes of a causal model: a linear layer on the last token; `ModelError` if the checkpoint has none."""
 
@@ -104,7 +94,7 @@ def causal_pooler(checkpoint: str | None, device: torch.device, hidden_size: int
     if checkpoint is None:
         if mode == "classify":
             raise ModelError("classes are read from a checkpoint's folder, got a loaded model")
-        return LastToken(hidden_size)
+        return EmbeddingPooler(SentenceFiles(poolings=("lasttoken",), num_dimensions=hidden_size), device)
     folder = resolve_checkpoint(checkpoint)
     if mode == "classify":
         return CausalClassPooler(folder, device)
