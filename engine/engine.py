@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.conflicts import check_model
-from engine.device.placement import find_dtype, resolve_device, use_device
-from engine.device.threads import use_threads
+from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
 from engine.errors import BusyError, ConfigError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.lookup import make_lookup
@@ -109,8 +108,7 @@ class Engine(BatchCalls):
             return lead(partial(cls.load, model, config), str(model), config)
         device = resolve_device(config.device)
         use_device(device)
-        if config.num_threads:
-            use_threads(config.num_threads)
+        use_threads(config.num_threads)
         if shard is not None or is_adapted or (not is_loaded and is_quantized(model)):
             loaded = load_other(
                 model, config, device, make_engine=cls, adapter=adapter, keeps_base=keeps_base, shard=shard

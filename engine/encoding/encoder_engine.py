@@ -9,8 +9,7 @@ import numpy as np
 
 from engine.completion import Completion
 from engine.config import EngineConfig
-from engine.device.placement import find_dtype, resolve_device, use_device
-from engine.device.threads import use_threads
+from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
 from engine.device.transfers import to_device
 from engine.encoding.encoder import Encoder
 from engine.encoding.families import find_longest_text
@@ -67,8 +66,7 @@ class EncoderEngine(BatchCalls):
         folder = resolve_checkpoint(model)
         device = resolve_device(config.device)
         use_device(device)
-        if config.num_threads:
-            use_threads(config.num_threads)
+        use_threads(config.num_threads)
         encoder = Encoder.load(folder, dtype=find_dtype(config.dtype, device), device=device, adapter=adapter)
         return cls(encoder, config, find_longest_text(folder), adapter)
 

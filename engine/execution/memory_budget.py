@@ -18,8 +18,7 @@ from engine.kv.kv_cache import KVCache, KVShape
 from engine.kv.kv_layout import kept_windows
 from engine.model.model import Model
 from engine.request import Request
-from engine.scheduling.chunks import ChunkGroup, Chunks
-from engine.scheduling.token_batch import TokenBatch, build_token_batch
+from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch
 
 if TYPE_CHECKING:  # Triton may not be installed
     from engine.kernels.triton.triton_attention import TritonAttention

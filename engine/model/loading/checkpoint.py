@@ -114,6 +114,25 @@ def refuse_missing(names: Collection[str], folder: Path) -> None:
         raise ModelError(f"model {str(folder)!r}: its files lack {len(names)} weights, {min(names)} first")
 
 
+def refuse_unread(path: Path, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises `ModelError` for a bias of a matrix that the model reads, or a norm beside modules that it reads, which it
+    does not read itself: the files are of another model than their config. Other tensors may be left out, such as those
+    of further layers and of other output layers.
+
+    Args:
+        path, names: of the checkpoint, and of the tensors in its files.
+        known: names of the model's parameters, as in the files, with or without "model." in front.
+    """
+    read = {name.removeprefix("model.") for name in known}
+    modules = {name.rpartition(".")[0] for name in read}
+    places = {module.rpartition(".")[0] for module in modules}
+    for name in sorted(name for name in names if name.removeprefix("model.") not in read):
+        module, _, kind = name.removeprefix("model.").rpartition(".")
+        is_norm = kind == "weight" and module.endswith("norm") and module.rpartition(".")[0] in places
+        if is_norm or (kind == "bias" and module in modules):
+            raise ModelError(f"model {str(path)!r}: its files have {name}, its configuration says nothing of it")
+
+
 def is_plain_chat(folder: Path) -> bool:
     """Whether config.json and the names of files tell a plain model with output layer, tokenizer and chat template."""
     config, files = read_json(folder / "config.json"), {file.name for file in folder.iterdir()}

@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, refuse_missing, weight_sample
+from engine.model.loading.checkpoint import (
+    GGUF_TENSORS,
+    cache_folder,
+    read_json,
+    refuse_missing,
+    refuse_unread,
+    weight_sample,
+)
 from engine.model.loading.gguf_config import complete_config, find_end_tokens
-from engine.model.loading.unread_weights import refuse_unread
 
 LOGGER = logging.getLogger("batchloom.engine")
 

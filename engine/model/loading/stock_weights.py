@@ -15,9 +15,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.quantizers import AutoHfQuantizer
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import check_layers, refuse_missing, weight_shapes
+from engine.model.loading.checkpoint import check_layers, refuse_missing, refuse_unread, weight_shapes
 from engine.model.loading.gguf import unpack_gguf
-from engine.model.loading.unread_weights import refuse_unread
 
 _HEAD = re.compile(r"lm_head|embed_out|unembed|^(head|output)\.")
 """Names of the weights of output layers, in the files of all architectures."""

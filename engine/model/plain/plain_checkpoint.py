@@ -148,7 +148,7 @@ def fill_in(
             is_base = "norm.weight" in files and "model.norm.weight" not in files
             parameters = dict(model.named_parameters(remove_duplicate=False))
             if files.keys() - parameters.keys():
-                from engine.model.loading.unread_weights import refuse_unread  # imported only when needed
+                from engine.model.loading.checkpoint import refuse_unread  # imported only when needed
 
                 refuse_unread(folder, files, parameters)
             for name, parameter in parameters.items():

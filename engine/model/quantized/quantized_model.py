@@ -31,10 +31,10 @@ from engine.model.loading.checkpoint import (
     cache_folder,
     check_layers,
     is_plain,
+    refuse_unread,
     resolve_checkpoint,
     weight_shapes,
 )
-from engine.model.loading.unread_weights import refuse_unread
 from engine.model.model import Model, kv_shape_of
 from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.quantized.gguf_weights import GgufWeights

@@ -15,8 +15,7 @@ from engine.kernels.decoder_layer import LayerWeights, Linear
 from engine.kernels.layer_by_layer import LayerByLayer
 from engine.kernels.scoring import Scoring
 from engine.model.loading.checkpoint import cache_folder
-from engine.scheduling.chunks import ChunkGroup, Chunks
-from engine.scheduling.token_batch import build_token_batch
+from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, BLOCK_SIZE = 96, 160, 4, 2, 32, 32
