@@ -144,23 +144,13 @@ class StepGraphs:
         if not capacity.holds(WorkCapacity.of(work_list)):
             return None
         key = (bucket_rows, work_list.launch.name, self._model.is_compiled)
-        bucket = self._buckets.get(key)
-        if bucket is None:
+        if key not in self._buckets:
             work = self._backend.reserve(capacity, work_list.launch, self._scratch)
             step = AttentionStep(backend=self._backend, cache=self._cache, works=(work,))
-            bucket = self._buckets[key] = _Bucket(num_rows=bucket_rows, step=step, work=work)
+            self._buckets[key] = _Bucket(num_rows=bucket_rows, step=step, work=work)
+        bucket = self._buckets[key]
         bucket.work.fill(work_list, attention.slot_mapping)
         self._fill_inputs(batch, bucket_rows, pending_token_ids)
-        self._run(bucket)
-        output_rows = to_device(batch.output_rows, self._model.device)
-        return self._hidden.index_select(0, output_rows)
-
-    def forget(self) -> None:
-        """Drops the graphs, after the model's weights were replaced; each is captured again."""
-        for bucket in self._buckets.values():
-            bucket.num_runs, bucket.graph = 0, None
-
-    def _run(self, bucket: _Bucket) -> None:
         bucket.num_runs += 1
         if bucket.num_runs == 2:
             bucket.graph = self._capture(bucket)
@@ -168,6 +158,12 @@ class StepGraphs:
             self._compute(bucket)
         else:
             bucket.graph.replay()
+        return self._hidden.index_select(0, to_device(batch.output_rows, self._model.device))
+
+    def forget(self) -> None:
+        """Drops the graphs, after the model's weights were replaced; each is captured again."""
+        for bucket in self._buckets.values():
+            bucket.num_runs, bucket.graph = 0, None
 
     def _capture(self, bucket: _Bucket) -> DeviceGraph | None:
         """The bucket's graph; None where the capture fails, for lack of memory or of support by device or driver."""
@@ -216,7 +212,7 @@ def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int
     # Each row has a tile for its own KV, packed or not, and at most one in a prefix tile; ranges are split into no more
     # tiles than fill the program slots a few times.
     tuned = backend.tuned
-    slots = backend.num_processors * max(launch.programs_per_processor for launch in tuned.launches)
+    slots = tuned.num_processors * max(launch.programs_per_processor for launch in tuned.launches)
     num_cuts = MOST_ROUNDS * slots // backend.num_kv_heads + 1
     rows_a_tile = max(shape.rows for launch in tuned.launches for shape in launch.shapes) // backend.group_size
     return WorkCapacity(

@@ -37,13 +37,11 @@ class StepRunner:
         self.model = model
         is_cpu_share = model.shard is not None and model.device.type == "cpu"  # native layers are for whole models
         self.attention = make_attention(
-            "torch" if is_cpu_share and config.attention == "auto" else config.attention,
+            replace(config, attention="torch") if is_cpu_share and config.attention == "auto" else config,
+            model.device,
             num_q_heads=model.num_q_heads,
             kv_shape=model.kv_shape,
-            block_size=config.block_size,
-            device=model.device,
             has_layers=model.has_own_layers,
-            deterministic=config.deterministic,
         )
         model.use_layers_of(self.attention)
         has_graphs = model.has_plain_layers and model.device.type != "cpu" and config.cuda_graphs != "never"

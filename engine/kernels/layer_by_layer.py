@@ -1,12 +1,12 @@
 """Decoder layers in Python, computed one after the other: torch's products, and a backend's operations between them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from engine.kernels.decoder_layer import TabledWork
+from engine.kernels.decoder_layer import Angles, Caches, TabledWork
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,16 +26,13 @@ class LayerState:
     addend: torch.Tensor | None
     caches: tuple[torch.Tensor, torch.Tensor]
     work: Any
-    rotation: tuple[torch.Tensor, torch.Tensor]
+    angles: Angles
     output_rows: torch.Tensor | None
     normed: Any = field(init=False)
     qkv: torch.Tensor = field(init=False)
     query: torch.Tensor = field(init=False)
     attended: Any = field(init=False)
     gated: Any = field(init=False)
-    branch: torch.Tensor = field(init=False)
-    experts: torch.Tensor = field(init=False)
-    weights: torch.Tensor = field(init=False)
 
 
 class LayerByLayer:
@@ -46,23 +43,16 @@ class LayerByLayer:
         self._layers = [[getattr(layer, name) for name in layer.operations] for layer in layers]
 
     def __call__(
-        self,
-        hidden: torch.Tensor,
-        k_caches: Sequence[torch.Tensor],
-        v_caches: Sequence[torch.Tensor],
-        work: Any,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        output_rows: torch.Tensor | None = None,
+        self, hidden: torch.Tensor, caches: Caches, work: Any, angles: Angles, output_rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         addend: torch.Tensor | None = None
         for index, operations in enumerate(self._layers):
             state = LayerState(
                 hidden=hidden,
                 addend=addend,
-                caches=(k_caches[index], v_caches[index]),
+                caches=(caches[0][index], caches[1][index]),
                 work=work.works[work.tables[index]] if isinstance(work, TabledWork) else work,
-                rotation=(cos, sin),
+                angles=angles,
                 output_rows=output_rows if index == len(self._layers) - 1 else None,
             )
             for operation in operations:

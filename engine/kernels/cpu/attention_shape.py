@@ -9,7 +9,7 @@ import torch
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.cpu.native_work import NativeWork, ShapeStructure
+from engine.kernels.cpu.layer_structures import NativeWork, ShapeStructure
 
 Ints = npt.NDArray[np.int64]
 

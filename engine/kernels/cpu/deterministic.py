@@ -13,9 +13,9 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.cpu.layer_structures import NativeWork
 from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.cpu.native_layers import PackedLayers, PackedOutputLayer
-from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
 CHUNK_TOKENS = 256

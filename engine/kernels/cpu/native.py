@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 
 from engine.kernels.attention_backend import AttentionBackend
-from engine.kernels.cpu.layer_structures import PanelLayer
+from engine.kernels.cpu.layer_structures import ELEMENT_TYPES, PanelLayer
 from engine.kernels.cpu.native_build import address, load_library
-from engine.kernels.cpu.native_functions import ELEMENT_TYPES
 from engine.kernels.cpu.native_layers import LinearWeight, PackedLayers, PackedOutputLayer, PackedWeight, pack_layer
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights

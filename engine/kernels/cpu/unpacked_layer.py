@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import torch
 from torch.nn.functional import gelu, layer_norm, linear, silu
 
-from engine.kernels.branched_layer import BranchedWeights
+from engine.kernels.branched_layer import BranchedWeights, Experts
 from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.decoder_layer import LayerWeights
 from engine.kernels.layer_by_layer import LayerState
@@ -16,6 +16,8 @@ _GELUS = {"gelu": "none", "gelu_tanh": "tanh"}
 class UnpackedLayer:
     """A layer of `LayerByLayer`, as one operation; C++ kernels but for products and parts of `BranchedWeights`."""
 
+    operations = ("compute",)
+
     def __init__(self, kernels: NativeBackend, weights: LayerWeights) -> None:
         self._kernels = kernels
         if not isinstance(weights, BranchedWeights):
@@ -23,123 +25,88 @@ class UnpackedLayer:
         self._gate_up = torch.cat([weights.gate, weights.up])
         gate, up = self._gate_up[: len(weights.gate)], self._gate_up[len(weights.gate) :]
         self._weights = replace(weights, gate=gate, up=up)  # the caller frees its own
-        self.operations = weights.operations
 
-    def attention_norm(self, s: LayerState) -> None:
-        s.normed = self._kernels.rms_norm(s.hidden, self._weights.attention_norm, self._weights.epsilon)
-
-    def qkv(self, s: LayerState) -> None:
-        s.qkv = linear(s.normed, *self._weights.qkv)
-
-    def rotate_and_write_kv(self, s: LayerState) -> None:
-        w, first = self._weights, self._weights.rotation * len(s.qkv)
-        cos, sin = (angles[first : first + len(s.qkv)] for angles in s.rotation)
-        self._kernels.rotate_and_write_kv(
-            s.qkv, cos, sin, *s.caches, s.work, q_norm=w.q_norm, k_norm=w.k_norm, epsilon=w.epsilon
+    def compute(self, s: LayerState) -> None:
+        w, kernels = self._weights, self._kernels
+        normed = self._norm_rows(s.hidden, w.attention_norm, w.attention_norm_bias)
+        qkv = linear(normed, *w.qkv)
+        self._norm_heads(qkv)
+        first = w.rotation * len(qkv)
+        cos, sin = (angles[first : first + len(qkv)] for angles in s.angles)
+        kernels.rotate_and_write_kv(
+            qkv, cos, sin, *s.caches, s.work, q_norm=w.q_norm, k_norm=w.k_norm, epsilon=w.epsilon
         )
-
-    def attend(self, s: LayerState) -> None:
-        query = s.qkv.view(len(s.qkv), -1, self._kernels.head_dim)[:, : self._kernels.num_q_heads]
-        s.attended = self._kernels.attend(query, *s.caches, s.work, self._weights.scoring).flatten(1)
-
-    def select_rows(self, s: LayerState) -> None:
+        query = qkv.view(len(qkv), -1, kernels.head_dim)[:, : kernels.num_q_heads]
+        attended, hidden = kernels.attend(query, *s.caches, s.work, w.scoring).flatten(1), s.hidden
         if s.output_rows is not None:
-            s.attended, s.hidden = s.attended[s.output_rows], s.hidden[s.output_rows]
+            attended, hidden, normed = (rows[s.output_rows] for rows in (attended, hidden, normed))
+        hidden = self._add(hidden, linear(attended, *w.output), w.post_attention_norm)
+        if not w.is_parallel:
+            normed = self._norm_rows(hidden, w.mlp_norm, w.mlp_norm_bias)
+        if w.experts is not None:
+            branch = self._compute_experts(normed, w.experts)
+        else:
+            branch = linear(self._compute_gate(normed), w.down, w.down_bias)
+        s.hidden = self._add(hidden, branch, w.post_mlp_norm)
 
-    def output(self, s: LayerState) -> None:
-        s.hidden = linear(s.attended, *self._weights.output).add_(s.hidden)
-
-    def mlp_norm(self, s: LayerState) -> None:
-        s.normed = self._kernels.rms_norm(s.hidden, self._weights.mlp_norm, self._weights.epsilon)
-
-    def gate_up(self, s: LayerState) -> None:
-        s.gated = self._kernels.swiglu(linear(s.normed, self._gate_up))
-
-    def down(self, s: LayerState) -> None:
-        self.down_branch(s)
-        s.hidden = s.branch.add_(s.hidden)
-
-    def attention_input(self, s: LayerState) -> None:
-        s.normed = self._norm_rows(s.hidden, self._weights.attention_norm, self._weights.attention_norm_bias)
-
-    def norm_heads(self, s: LayerState) -> None:
-        q_size = self._kernels.num_q_heads * self._kernels.head_dim
-        kv_size = self._kernels.num_kv_heads * self._kernels.head_dim
-        for first, size, norm in (
-            (0, q_size, self._weights.apart_q_norm),
-            (q_size, kv_size, self._weights.apart_k_norm),
+    def _norm_heads(self, qkv: torch.Tensor) -> None:
+        """Norms query and key heads in place where the kernel that rotates them does not."""
+        first = 0
+        for num_heads, norm in (
+            (self._kernels.num_q_heads, self._weights.apart_q_norm),
+            (self._kernels.num_kv_heads, self._weights.apart_k_norm),
         ):
-            assert norm is not None, "query and key heads are normed both or neither"
-            part = s.qkv[:, first : first + size]
-            part.copy_(self._normed(part.reshape(len(part), -1, len(norm)), norm).flatten(1))
+            part = qkv[:, first : first + num_heads * self._kernels.head_dim]
+            first += part.shape[1]
+            if norm is not None:
+                part.copy_(self._normed(part.reshape(len(part), -1, len(norm)), norm).flatten(1))
 
-    def select_normed_rows(self, s: LayerState) -> None:
-        self.select_rows(s)
-        if s.output_rows is not None:
-            s.normed = s.normed[s.output_rows]
+    def _compute_gate(self, normed: torch.Tensor) -> torch.Tensor:
+        """The input of the feed-forward's second product."""
+        w, gate_up = self._weights, linear(normed, self._gate_up)
+        if w.gate_function == "silu" and w.gate_bias is None and w.is_gated:
+            return self._kernels.swiglu(gate_up)
+        gate, up = gate_up.tensor_split([len(w.gate)], dim=1)
+        return self._activate(gate, up if w.is_gated else None, w.gate_bias, w.up_bias)
 
-    def output_branch(self, s: LayerState) -> None:
-        s.branch = linear(s.attended, *self._weights.output)
-
-    def add_attention(self, s: LayerState) -> None:
-        self._add_branch(s, self._weights.post_attention_norm)
-
-    def mlp_input(self, s: LayerState) -> None:
-        s.normed = self._norm_rows(s.hidden, self._weights.mlp_norm, self._weights.mlp_norm_bias)
-
-    def activate(self, s: LayerState) -> None:
-        w = self._weights
-        gate, up = linear(s.normed, self._gate_up).tensor_split([len(w.gate)], dim=1)
-        s.gated = self._activate(gate, up if w.is_gated else None, w.gate_bias, w.up_bias)
-
-    def down_branch(self, s: LayerState) -> None:
-        s.branch = linear(s.gated, self._weights.down, self._weights.down_bias)
-
-    def route(self, s: LayerState) -> None:
-        """Chooses the experts of each row and their weights, ``[rows, slots]``; shared experts come last."""
-        experts = self._weights.experts
-        assert experts is not None, "layers without experts are not routed"
-        shape = len(s.normed), experts.num_shared
-        s.experts = torch.arange(experts.num_experts, experts.num_experts + experts.num_shared).expand(shape)
-        s.weights = torch.ones(shape)
+    def _route(self, normed: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+        """The experts of each row and their weights, int64 and float32 ``[rows, slots]``; shared experts come last."""
+        shape = len(normed), experts.num_shared
+        shared = torch.arange(experts.num_experts, experts.num_experts + experts.num_shared).expand(shape)
         if not experts.num_experts:
-            return
-        logits = linear(s.normed.float(), experts.router.float())
+            return shared, torch.ones(shape)
+        logits = linear(normed.float(), experts.router.float())
+        weights = torch.ones(shape)
         if experts.has_shared_gate:
-            s.weights = logits[:, -1:].sigmoid().expand(shape)
+            weights = logits[:, -1:].sigmoid().expand(shape)
             logits = logits[:, :-1]
         if experts.router_bias is not None:
             logits = logits + experts.router_bias.float()
         largest, chosen = logits.topk(experts.num_chosen, dim=1)
         total = (largest if experts.is_renormalised else logits).logsumexp(dim=1, keepdim=True)
-        s.experts = torch.cat([chosen, s.experts], dim=1)
-        s.weights = torch.cat([(largest - total).exp(), s.weights], dim=1)
+        return torch.cat([chosen, shared], dim=1), torch.cat([(largest - total).exp(), weights], dim=1)
 
-    def experts(self, s: LayerState) -> None:
+    def _compute_experts(self, normed: torch.Tensor, experts: Experts) -> torch.Tensor:
         """Computes each expert on all of its rows, and sums a row's results by its weights."""
-        w, num_slots = self._weights, s.experts.shape[1]
-        assert w.experts is not None, "layers without experts are not routed"
-        num_experts = w.experts.num_experts + w.experts.num_shared
-        gates, ups = self._gate_up.view(2, num_experts, -1, s.normed.shape[1])
-        downs = w.down.view(num_experts, s.normed.shape[1], -1)
+        w, (chosen, weights) = self._weights, self._route(normed, experts)
+        num_experts, num_slots = experts.num_experts + experts.num_shared, chosen.shape[1]
+        gates, ups = self._gate_up.view(2, num_experts, -1, normed.shape[1])
+        downs = w.down.view(num_experts, normed.shape[1], -1)
         biases = [
             None if bias is None else bias.view(num_experts, -1) for bias in (w.gate_bias, w.up_bias, w.down_bias)
         ]
-        order = s.experts.flatten().argsort()
-        made = s.normed.new_empty(len(order), s.normed.shape[1])
+        order = chosen.flatten().argsort()
+        made = normed.new_empty(len(order), normed.shape[1])
         first = 0
-        for expert, count in enumerate(s.experts.flatten().bincount(minlength=num_experts).tolist()):
+        for expert, count in enumerate(chosen.flatten().bincount(minlength=num_experts).tolist()):
             if count:
                 slots = order[first : first + count]
                 gate_bias, up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
-                rows = s.normed[slots // num_slots]
+                rows = normed[slots // num_slots]
                 gated = self._activate(linear(rows, gates[expert]), linear(rows, ups[expert]), gate_bias, up_bias)
                 made[slots] = linear(gated, downs[expert], down_bias)
                 first += count
-        s.branch = (made.unflatten(0, s.weights.shape) * s.weights.unsqueeze(2)).sum(dim=1).to(s.normed.dtype)
-
-    def add_mlp(self, s: LayerState) -> None:
-        self._add_branch(s, self._weights.post_mlp_norm)
+        return (made.view(*weights.shape, -1) * weights.unsqueeze(2)).sum(dim=1).to(normed.dtype)
 
     def _activate(
         self, gate: torch.Tensor, up: torch.Tensor | None, gate_bias: torch.Tensor | None, up_bias: torch.Tensor | None
@@ -158,11 +125,13 @@ class UnpackedLayer:
     def _norm_rows(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self._weights.is_centered:
             return layer_norm(x, weight.shape, weight, bias, self._weights.epsilon)
-        return self._normed(x, weight)
+        if self._weights.norm_offset or not weight.numel():
+            return self._normed(x, weight)
+        return self._kernels.rms_norm(x, weight, self._weights.epsilon)
 
-    def _add_branch(self, s: LayerState, norm: torch.Tensor | None) -> None:
-        branch = s.branch if norm is None else self._normed(s.branch, norm)
-        s.hidden = s.hidden + branch * self._weights.multiplier
+    def _add(self, hidden: torch.Tensor, branch: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        branch = branch if norm is None else self._normed(branch, norm)
+        return (branch if self._weights.multiplier == 1 else branch * self._weights.multiplier).add_(hidden)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm over the last dimension, computed in float32; returns `x` for an empty weight."""

@@ -53,7 +53,7 @@ class GpuLayer:
     def rotate_and_write_kv(self, s: LayerState) -> None:
         w = self._weights
         s.query = rotate_and_write_kv(
-            s.qkv, *s.rotation, *s.caches, s.work.slots,
+            s.qkv, *s.angles, *s.caches, s.work.slots,
             num_q_heads=self._attention.num_q_heads, q_norm=w.q_norm, k_norm=w.k_norm, epsilon=w.epsilon,
         )  # fmt: skip
         del s.qkv
