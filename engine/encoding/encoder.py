@@ -145,10 +145,10 @@ class Encoder:
         # An embedding does not use the pooler of a model without a head, and many checkpoints lack it.
         refuse_missing({name for name in missing if not name.startswith("pooler.")}, folder)
         if adapter is not None:
-            from engine.model.adapters.lora import Lora, merge  # imported only when needed
+            from engine.model.adapters.lora import find_updates, merge  # imported only when needed
 
             with torch.inference_mode():
-                merge(model, Lora.read(adapter).find_targets(model))
+                merge(model, find_updates(adapter, model))
         return cls(model, folder)
 
     def find_pooler(self, mode: Mode) -> Pooler:

@@ -11,7 +11,7 @@ from torch import nn
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.decoder_layer import LayerWeights
 from engine.model.adapters.adapter import Adapter
-from engine.model.adapters.lora import Base, Lora, Update, merge, restore
+from engine.model.adapters.lora import Base, Update, find_updates, merge, restore
 from engine.model.model import Model
 
 
@@ -65,7 +65,7 @@ class AdaptedModel(Model):
 
     def _choose(self, adapter: Adapter | None) -> None:
         assert self._language_model is not None, "the base model has been dropped"
-        self._updates = {} if adapter is None else Lora.read(adapter).find_targets(self._language_model)
+        self._updates = {} if adapter is None else find_updates(adapter, self._language_model)
         self.adapter = adapter
 
     def _merge_stock_layers(self) -> None:
