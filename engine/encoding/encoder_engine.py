@@ -42,7 +42,8 @@ class EncoderEngine(BatchCalls):
         self.config = config
         self.adapter = adapter
         self._encoder = encoder
-        self._max_positions = max_positions
+        limit = config.max_model_len
+        self.max_model_len = max_positions if limit == "auto" else min(limit, max_positions)
 
     @classmethod
     def load(
@@ -72,12 +73,6 @@ class EncoderEngine(BatchCalls):
 
     is_usable = True
     """See `Engine.is_usable`."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest text, in tokens."""
-        limit = self.config.max_model_len
-        return self._max_positions if limit == "auto" else min(limit, self._max_positions)
 
     def run_plan(
         self,

@@ -48,9 +48,6 @@ class _Branches(ctypes.Structure):
     )
 
 
-_SETTINGS = [field[0] for field in _Branches._fields_ if field[1] is not ctypes.c_void_p]
-
-
 def pack_gate_up(kernels: "NativeBackend", layer: LayerWeights) -> "PackedWeight | None":
     """The feed-forward's first product; the experts' columns are concatenated. None as for `pack`."""
     assert isinstance(layer, BranchedWeights), "plain layers are packed by native_layers"
@@ -69,7 +66,8 @@ def complete(packed: "PackedLayer", layer: LayerWeights, kernels: "NativeBackend
     tensors = {name: getattr(layer, name, None) for name in _TENSORS}
     sinks = None if layer.scoring.sinks is None else layer.scoring.sinks.float().contiguous()
     experts = layer.experts
-    settings = {name: getattr(each, name) for each in (layer, experts) for name in _SETTINGS if hasattr(each, name)}
+    names = [field[0] for field in _Branches._fields_ if field[1] is not ctypes.c_void_p]
+    settings = {name: getattr(each, name) for each in (layer, experts) for name in names if hasattr(each, name)}
     columns = (0, 0, packed.hidden_size, 0, 0)
     if experts is not None:
         num_slots = experts.num_chosen + experts.num_shared

@@ -20,6 +20,7 @@ from engine.model.loading.checkpoint import (
     read_end_tokens,
     read_json,
     refuse_missing,
+    refuse_unread,
     weight_files,
     weight_shapes,
 )
@@ -147,10 +148,7 @@ def fill_in(
             # A model saved without its output layer has names without "model.".
             is_base = "norm.weight" in files and "model.norm.weight" not in files
             parameters = dict(model.named_parameters(remove_duplicate=False))
-            if files.keys() - parameters.keys():
-                from engine.model.loading.checkpoint import refuse_unread  # imported only when needed
-
-                refuse_unread(folder, files, parameters)
+            refuse_unread(folder, files, parameters)
             for name, parameter in parameters.items():
                 owner_name, _, leaf = name.rpartition(".")
                 owner = model.get_submodule(owner_name)
