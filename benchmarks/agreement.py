@@ -35,8 +35,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import BatchloomError
 from engine.kernels import cdiv
-from engine.scheduling.chunks import ChunkGroup, Chunks
-from engine.scheduling.token_batch import build_token_batch
+from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 
 KV_TOKENS = 4096
 RUN_SECONDS = 900.0

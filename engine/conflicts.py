@@ -4,6 +4,15 @@ from typing import Any
 
 from engine.errors import ConfigError
 
+_DETERMINISTIC: dict[str, tuple[Any, ...]] = {
+    "dtype": ("auto", "bfloat16", "float32", "int8", "quantized"),
+    "attention": ("auto", "native"),
+    "device": ("auto", "cpu"),
+    "keep_prefixes_bytes": (0,),
+    "tensor_parallel_size": (1,),
+}
+"""Values with which an answer's bits do not depend on the rest of the batch."""
+
 
 def refuse_conflicts(config: Any) -> None:
     """Raises `ConfigError` where a setting of an `EngineConfig` does not go with the others."""
@@ -13,10 +22,8 @@ def refuse_conflicts(config: Any) -> None:
             "'whole'"
         )
     if config.disaggregation != "none":
-        why = (
-            "needs the KV of the process that decodes, and with disaggregation "
-            f"{config.disaggregation!r} another process computes prompts"
-        )
+        elsewhere = "with disaggregation 'processes' another process computes prompts"
+        why = f"needs the KV of the process that decodes, and {elsewhere}"
         _refuse(config, why, ("sharing", "lru", "path, group or none"), ("preemption", "swap", "recompute or kill"))
     if config.tensor_parallel_size > 1:
         _refuse(
@@ -34,7 +41,9 @@ def refuse_conflicts(config: Any) -> None:
     if config.dtype == "fp8" and config.attention in ("native", "torch"):
         raise ConfigError(f"dtype 'fp8' is computed on a GPU, not by attention {config.attention!r}")
     if config.deterministic:
-        _refuse_for_deterministic(config)
+        for name, values in _DETERMINISTIC.items():
+            if (value := getattr(config, name)) not in values:
+                raise ConfigError(f"deterministic goes with {name} {' or '.join(map(repr, values))}, got {value!r}")
     if config.dtype in ("int8", "quantized") and (
         config.device.startswith("cuda") or config.attention not in ("auto", "native")
     ):
@@ -49,20 +58,6 @@ def _refuse(config: Any, why: str, *refused: tuple[str, Any, str]) -> None:
     for name, value, others in refused:
         if getattr(config, name) == value:
             raise ConfigError(f"{name} {value!r} {why}: set {name} to {others}")
-
-
-def _refuse_for_deterministic(config: Any) -> None:
-    """Refuses settings with which an answer's bits depend on the rest of the batch."""
-    taken: tuple[tuple[str, tuple[Any, ...]], ...] = (
-        ("dtype", ("auto", "bfloat16", "float32", "int8", "quantized")),
-        ("attention", ("auto", "native")),
-        ("device", ("auto", "cpu")),
-        ("keep_prefixes_bytes", (0,)),
-        ("tensor_parallel_size", (1,)),
-    )
-    for name, values in taken:
-        if (value := getattr(config, name)) not in values:
-            raise ConfigError(f"deterministic goes with {name} {' or '.join(map(repr, values))}, got {value!r}")
 
 
 def check_model(config: Any, *, is_loaded: bool, is_adapted: bool) -> None:

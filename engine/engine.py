@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.conflicts import check_model
-from engine.device.placement import find_dtype, resolve_device, use_device
-from engine.device.threads import use_threads
+from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
 from engine.errors import BusyError, ConfigError
 from engine.execution.batch_calls import BatchCalls
 from engine.execution.lookup import make_lookup
@@ -27,7 +26,6 @@ from engine.model.adapters.adapter import Adapter
 from engine.model.compiling import compile_if_long
 from engine.model.loading.checkpoint import is_quantized
 from engine.model.model import Model
-from engine.model.other_models import load_other
 from engine.planning.group import PrefixGroup
 from engine.pooling.pooler import causal_pooler, why_too_many
 from engine.request import Request
@@ -53,6 +51,8 @@ class Engine(BatchCalls):
     Args:
         model: loaded; its layers may be replaced by native ones.
         checkpoint: of the model, for a second process and for pooling layers; None where the model is an object.
+    Attributes:
+        max_model_len: longest prompt plus answer, in tokens.
     """
 
     def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: str | None = None) -> None:
@@ -64,12 +64,14 @@ class Engine(BatchCalls):
             from engine.simulation.step_tokens import fill_in  # imported only when needed
 
             self._config = fill_in(config, model.settings, model.device, model.dtype, model.shard)
-        self._model = model
+        self._model, limit = model, config.max_model_len
+        self.max_model_len = model.max_positions if limit == "auto" else min(limit, model.max_positions)
         self._make_node: Callable[..., PrefixNode] = PrefixNode
         self._find_pooler = cache(partial(causal_pooler, checkpoint, model.device, model.hidden_size))
         self._overlaps_steps = model.device.type != "cpu" and can_overlap(config)
         self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
-        self._cache = self._runner.cache
+        self._cache, self.num_kv_blocks = self._runner.cache, self._runner.cache.num_blocks
+        self.vocab_size, self.eos_token_ids = model.vocab_size, model.eos_token_ids
         self._lock = Lock()
         self._latest_run: tuple[CommittedSteps, Thread] | None = None
         self._prompt_process: PromptProcess | None = None
@@ -114,14 +116,24 @@ class Engine(BatchCalls):
             return lead(partial(cls.load, model, config), str(model), config)
         device = resolve_device(config.device)
         use_device(device)
-        if config.num_threads:
-            use_threads(config.num_threads)
-        if shard is not None or is_adapted or (not is_loaded and is_quantized(model)):
-            loaded = load_other(
-                model, config, device, make_engine=cls, adapter=adapter, keeps_base=keeps_base, shard=shard
-            )
-        else:
-            loaded = Model.load(model, dtype=find_dtype(config.dtype, device), device=device, make_engine=cls)
+        use_threads(config.num_threads)
+        loaded: Model | None = None
+        if shard is None and not is_adapted and isinstance(model, (str, Path)) and is_quantized(model):
+            from engine.model.quantized.quantized_model import load_quantized  # imported only when needed
+
+            loaded = load_quantized(model, config, device, make_engine=cls)
+        if loaded is None:
+            how: dict[str, Any] = {"dtype": find_dtype(config.dtype, device), "device": device}
+            if shard is not None:
+                from engine.model.sharded_model import ShardedModel
+
+                loaded = ShardedModel.load_share(model, **how, shard=shard)
+            elif is_adapted:
+                from engine.model.adapters.adapted_model import AdaptedModel
+
+                loaded = AdaptedModel.load_with(adapter, model, **how, make_engine=cls, keeps_base=keeps_base)
+            else:
+                loaded = Model.load(model, **how, make_engine=cls)
         return cls(loaded, config, None if is_loaded else str(model))
 
     def use_adapter(self, adapter: Adapter | None) -> None:
@@ -142,27 +154,9 @@ class Engine(BatchCalls):
         return self._model.adapter
 
     @property
-    def max_model_len(self) -> int:
-        """Longest prompt plus answer, in tokens."""
-        limit = self.config.max_model_len
-        return self._model.max_positions if limit == "auto" else min(limit, self._model.max_positions)
-
-    @property
     def is_usable(self) -> bool:
         """False once a rank of a sharded model has failed: the engine has to be loaded again."""
         return self._model.shard is None or not self._model.shard.is_closed
-
-    @property
-    def vocab_size(self) -> int:
-        return self._model.vocab_size
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return self._model.eos_token_ids
-
-    @property
-    def num_kv_blocks(self) -> int:
-        return self._cache.num_blocks
 
     def why_impossible(self, request: Request, *, can_decode: bool = False) -> str | None:
         """Why a request cannot be answered even alone; None where it can."""

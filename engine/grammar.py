@@ -42,13 +42,9 @@ JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separa
 
 
 class Vocabulary:
-    """A model's tokens as text. It takes about a second to make, and all grammars for a model share it.
-
-    Args:
-        tokenizer: of the model; a fast (Rust) tokenizer.
-        vocab_size: rows of the model's output layer; those without a token are never allowed.
-        eos_token_ids: tokens that end an answer, at least one.
-    """
+    """A model's tokens as text. It takes about a second to make, and all grammars for a model share it. `tokenizer` is
+    a fast (Rust) tokenizer; `vocab_size` counts the rows of the model's output layer, of which those without a token
+    are never allowed; at least one of `eos_token_ids` ends an answer."""
 
     def __init__(
         self, tokenizer: "Tokenizer | PreTrainedTokenizerFast", *, vocab_size: int, eos_token_ids: Collection[int]
@@ -67,17 +63,12 @@ class Vocabulary:
         self._executor: LLExecutor | None = None
 
     def compile(self, source: str, *, is_json: bool) -> LLMatcher:
-        """A new matcher of a grammar in llguidance's form; in an error state where it is not valid. `is_json` optimises
-        masks for strings in JSON."""
+        """A matcher of llguidance's source, in an error state where it is not valid; `is_json`: for strings in JSON."""
         return LLMatcher(self._json if is_json else self._plain, source, log_level=0)
 
     def fill_masks(self, matchers: list[tuple[LLMatcher, int]], masks: npt.NDArray[np.int32]) -> None:
-        """Writes the masks of allowed next tokens, with several threads.
-
-        Args:
-            matchers: each with its row of `masks`.
-            masks: ``[n, ceil(size / 32)]``; bit t % 32 of word t // 32 is set where token t is allowed.
-        """
+        """Writes the masks of allowed next tokens, with several threads. `matchers` come with their rows of `masks`,
+        ``[n, ceil(size / 32)]``, in which bit t % 32 of word t // 32 is set where token t is allowed."""
         if self._executor is None:
             self._executor = LLExecutor()
         fill_next_token_bitmask_par(self._executor, matchers, masks)
@@ -88,8 +79,7 @@ class Grammar:
     `from_pattern`, `from_json_schema` or `from_lark`; `opening` has the tokens that every answer begins with."""
 
     def __init__(self, source: str, vocabulary: Vocabulary, *, is_json: bool = False) -> None:
-        """Compiles a grammar in llguidance's own form. Raises `GrammarError` if it is not valid, allows no answer, or
-        exceeds llguidance's limits on size."""
+        """Compiles llguidance's own form; `GrammarError` if it is not valid, allows no answer, or is too large."""
         if not isinstance(vocabulary, Vocabulary):
             raise GrammarError(f"vocabulary must be a Vocabulary, got {vocabulary!r}")
         self.vocabulary = vocabulary
@@ -100,8 +90,7 @@ class Grammar:
 
     @classmethod
     def from_pattern(cls, pattern: str, vocabulary: Vocabulary) -> "Grammar":
-        """Answers that match a whole regular expression; look-around and back references are not supported. Raises as
-        `Grammar`."""
+        """Answers that match a regular expression, without look-around and back references. Raises as `Grammar`."""
         return cls(text_source("pattern", pattern), vocabulary)
 
     @classmethod
@@ -132,8 +121,7 @@ class Grammar:
 
 
 def text_source(syntax: Literal["pattern", "lark"], text: str) -> str:
-    """llguidance's form of a regular expression, or of a grammar in Lark's syntax. Raises `GrammarError` if it is no
-    text."""
+    """llguidance's form of a regular expression, or of Lark's syntax. Raises `GrammarError` if it is no text."""
     if not isinstance(text, str) or re.search("[\ud800-\udfff]", text):
         raise GrammarError(f"{syntax} must be a string without lone surrogates, got {text!r}")
     return LLMatcher.grammar_from_regex(text) if syntax == "pattern" else LLMatcher.grammar_from_lark(text)
@@ -186,10 +174,8 @@ def _first_line(message: str) -> str:
 
 
 class Constraint:
-    """The state of one answer in its grammar.
+    """The state of one answer in its grammar, of whose opening the answer has the tokens `known` already.
 
-    Args:
-        known: tokens of the grammar's opening that the answer has already.
     Attributes:
         forced: the next tokens where they are forced; where the answer is complete, its end-of-sequence token.
         has_ended: whether the answer has its end-of-sequence token.
@@ -245,8 +231,7 @@ class Constraint:
         return max(0, self.matcher.validate_tokens([*takewhile(lambda token_id: token_id not in ends, token_ids)]))
 
     def goes_on(self, token_ids: Sequences[int]) -> Iterator["Constraint"]:
-        """Copies that are ahead by the first of the allowed next tokens, by two, and so on, up to one that differs from
-        a forced token."""
+        """Copies ahead by the first allowed next token, by two, and so on, up to one that is not the forced token."""
         later = self
         for token_id in token_ids:
             if later.forced and later.forced[0] != token_id:

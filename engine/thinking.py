@@ -48,8 +48,7 @@ class Thinking:
         return self.closing[self.closing.index(self.end_token_id) + 1 :]
 
     def follow(self, token_id: int, num_tokens: int) -> tuple[int, ...] | None:
-        """The tokens that are forced after `token_id`, the latest of num_tokens so far, up to the start of the answer;
-        None where the thoughts go on."""
+        """The tokens that are forced after `token_id`, the num_tokens-th; None where the thoughts go on."""
         if token_id == self.end_token_id:
             return self.seam
         return self.closing if num_tokens == self.max_tokens - len(self.closing) else None

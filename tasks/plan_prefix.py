@@ -15,9 +15,15 @@ import pyarrow as pa
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from engine.planning.cheapest_first import rank_cheapest_first
 from engine.planning.plan import Plan, SharingStats, common_lens_of, whole_blocks
-from engine.planning.plan_partitions import PartitionTokens, dispatch_order, group_costs, place_groups, split_groups
+from engine.planning.plan_partitions import (
+    PartitionTokens,
+    dispatch_order,
+    group_costs,
+    place_groups,
+    rank_cheapest_first,
+    split_groups,
+)
 from engine.planning.planner import RANGE_TOKENS, PlanMethod, plan_ranges
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet

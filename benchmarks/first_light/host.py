@@ -52,10 +52,7 @@ def decode_step_ms(tuned: TunedAttention, *, num_rows: int = 512, num_steps: int
         times.append(time.perf_counter())
         batch = step.build_batch()
         times.append(time.perf_counter())
-        build_work_list(
-            batch.attention, tuned, group_size=4, num_kv_heads=8, num_processors=132, policy="fused",
-            launches=tuned.launches,
-        )  # fmt: skip
+        build_work_list(batch.attention, tuned, group_size=4, num_kv_heads=8, policy="fused")
         times.append(time.perf_counter())
         tokens = sampler.sample(torch.zeros(step.num_output_rows, 1), step).wait()
         times.append(time.perf_counter())

@@ -13,8 +13,8 @@ from benchmarks.kernels.relay_model import equation_10
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.papers.table import Cell, Plot, Table
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.cpu.layer_structures import NativeWork
 from engine.kernels.cpu.native import NativeBackend
-from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.scoring import Scoring
 from engine.model.loading.checkpoint import cache_folder
 

@@ -39,11 +39,8 @@ def has_failed() -> bool:
 
 
 def find_fp8(device: torch.device) -> torch.dtype:
-    """The device's 8-bit format with 4 exponent and 3 mantissa bits.
-
-    Raises:
-        ConfigError: the device has none. A CPU has one where Triton's interpreter runs on it (TRITON_INTERPRET=1).
-    """
+    """The device's 8-bit format with 4 exponent and 3 mantissa bits; `ConfigError` if it has none. A CPU has one where
+    Triton's interpreter runs on it (TRITON_INTERPRET=1)."""
     if device.type == "cpu":
         found, name = torch.float8_e4m3fn if os.environ.get("TRITON_INTERPRET") == "1" else None, "this CPU"
     else:

@@ -1,9 +1,11 @@
-"""Where an engine computes: the device, the number format.
+"""Where an engine computes: the device, its number format, its threads.
 
 torch takes seconds to import, so each function imports it when needed: "auto" and "cpu" are checked without it.
 """
 
 import ctypes
+import logging
+import os
 from typing import TYPE_CHECKING
 
 from engine.config import Dtype
@@ -11,6 +13,8 @@ from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+LOGGER = logging.getLogger("batchloom.engine")
 
 
 def check_device(name: str) -> None:
@@ -37,6 +41,22 @@ def use_device(device: "torch.device") -> None:
 
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
+
+
+def use_threads(num_threads: int) -> None:
+    """Sets torch's number of CPU threads, see `usable_threads`; 0: torch decides."""
+    if num_threads:
+        import torch
+
+        torch.set_num_threads(usable_threads(num_threads))
+
+
+def usable_threads(num_threads: int) -> int:
+    """num_threads, but at most one for each core that this process may use; a reduction is logged."""
+    num_cores = len(os.sched_getaffinity(0))
+    if num_threads > num_cores:
+        LOGGER.info("num_threads is %d, this process may use %d cores: %d threads", num_threads, num_cores, num_cores)
+    return min(num_threads, num_cores)
 
 
 def find_dtype(name: Dtype, device: "torch.device") -> "torch.dtype":

@@ -13,7 +13,6 @@ from engine.disaggregation.prefill_client import PrefillClient
 from engine.execution.memory_budget import resolve_prefill_device
 from engine.execution.output import TokenSampler
 from engine.execution.step_runner import CommittedSteps, Forward, StepRunner
-from engine.kv.kv_cache import KVCache
 from engine.scheduling.policies.preemption import evict_idle_prefixes
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
@@ -31,33 +30,25 @@ class PromptProcess:
 
     def run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         """See `run_disaggregated`."""
-        model, cache = self._runner.model, self._runner.cache
+        model = self._runner.model
         if self.client is None or self.client.is_closed:
-            self.client = PrefillClient(self._checkpoint, self._config, cache, model.kv_shape)
+            self.client = PrefillClient(self._checkpoint, self._config, self._runner.cache, model.kv_shape)
             weakref.finalize(model, self.client.close)
         try:
-            yield from run_disaggregated(
-                scheduler, self._runner.forward, sampler, self.client, cache, is_compiled=model.is_compiled
-            )
+            forward, is_compiled = self._runner.forward, model.is_compiled
+            yield from run_disaggregated(scheduler, forward, sampler, self.client, is_compiled=is_compiled)
         except BaseException:
             self.client.close()  # the steps in flight are not needed
             raise
 
 
 def run_disaggregated(
-    scheduler: Scheduler,
-    forward: Forward,
-    sampler: TokenSampler,
-    worker: PrefillClient,
-    cache: KVCache,
-    *,
-    is_compiled: bool,
+    scheduler: Scheduler, forward: Forward, sampler: TokenSampler, worker: PrefillClient, *, is_compiled: bool
 ) -> CommittedSteps:
     """Computes steps of prompts and steps of decode tokens, and yields them as they are committed.
 
     Args:
-        forward, cache: compute decode tokens in this process, with this KV memory.
-        worker: computes batches of prompts.
+        forward, worker: compute decode tokens in this process, and prompts in another one.
         is_compiled: whether the worker compiles its layers.
     """
     in_flight: deque[Step] = deque()
@@ -92,8 +83,8 @@ def run_disaggregated(
             send_prompts(decodes)
             assert in_flight, "requests are left, but none of them could be given memory"
         waits = not has_decodes
-        while in_flight and (prefilled := worker.take(cache, waits=waits)) is not None:
+        while in_flight and (prefilled := worker.take(waits=waits)) is not None:
             step = in_flight.popleft()
-            tokens = sampler.sample(prefilled.to(cache.keys[0].device), step).wait()
+            tokens = sampler.sample(prefilled, step).wait()
             yield step, scheduler.commit(step, tokens, sampler.follow)
             waits = False

@@ -17,10 +17,8 @@ from engine.scheduling.token_batch import TokenBatch
 
 
 class PrefillClient:
-    """A worker process with as many KV blocks as `cache`; a thread reads its answers.
-
-    The worker ends when its line is closed, so none is left behind even where this process is killed.
-    """
+    """A worker process with as many KV blocks as `cache`, in which its KV arrives; a thread reads its answers. The
+    worker ends when its line is closed, so none is left behind even where this process is killed."""
 
     def __init__(self, model: str, config: EngineConfig, cache: KVCache, shape: KVShape) -> None:
         """Starts the worker, which computes steps once it has loaded the model. `config`, `cache` and `shape` are those
@@ -28,6 +26,7 @@ class PrefillClient:
         # A step writes each block at most once, and padding goes into one more block.
         num_bytes = MOST_STEPS_IN_FLIGHT * (cache.num_blocks + 1) * cache.block_bytes
         self._line, self._process = start_worker(num_bytes)
+        self._cache = cache
         self._in_flight: deque[npt.NDArray[np.int32]] = deque()
         self._answers: queue.SimpleQueue[tuple[object, torch.Tensor | None]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=_read_answers, args=(self._line, self._answers), daemon=True)
@@ -46,17 +45,10 @@ class PrefillClient:
         self._in_flight.append(written_blocks(batch))
         self._tell([batch, is_compiled])
 
-    def take(self, cache: KVCache, *, waits: bool) -> torch.Tensor | None:
-        """Takes the oldest step in flight, and writes its KV into the same blocks of `cache`, the memory of this
-        process.
-
-        Returns:
-            ``[R, hidden]`` of its output rows, in host memory; None where it is not computed yet and nobody `waits` for
-                it.
-        Raises:
-            PrefillWorkerError: the worker is gone.
-            Exception: the error with which the worker has failed.
-        """
+    def take(self, *, waits: bool) -> torch.Tensor | None:
+        """Takes the oldest step in flight, and writes its KV into the same blocks of this process. Returns
+        ``[R, hidden]`` of its output rows, on the device of the cache; None where it is not computed yet and nobody
+        `waits` for it. Raises `PrefillWorkerError` if the worker is gone, or the error with which it has failed."""
         try:
             answer, kv = self._answers.get(block=waits)
         except queue.Empty:
@@ -64,8 +56,8 @@ class PrefillClient:
         if not isinstance(answer, torch.Tensor):
             raise self._reason(answer)
         assert kv is not None
-        cache.write_blocks(self._in_flight.popleft(), kv)
-        return answer
+        self._cache.write_blocks(self._in_flight.popleft(), kv)
+        return answer.to(self._cache.keys[0].device)
 
     def close(self) -> None:
         """Kills the worker."""

@@ -38,7 +38,7 @@ _DTYPES: dict[str, Any] = {str(dtype): dtype for dtype in (*_ARRAY_DTYPES, *_HID
 
 def encode(message: object) -> bytes:
     """A message as bytes, for `decode`: one of the kinds above, a tensor, an exception, a plain value, or a list of
-    these; a tuple arrives as a list. Exceptions other than those of `engine.errors` become `OutOfMemoryError` or
+    these; a tuple arrives as a list. Exceptions not of `engine.errors` become `OutOfMemoryError` or
     `PrefillWorkerError`."""
     arrays: list[bytes] = []
     head = json.dumps(_to_json(message, arrays)).encode()
@@ -63,21 +63,17 @@ def _to_json(value: Any, arrays: list[bytes]) -> Any:
         arrays.append(value.tobytes())
         return head
     if isinstance(value, Exception):
-        return _describe(value)
+        if isinstance(value, BatchloomError):
+            return {"error": type(value).__name__, "text": str(value)}
+        is_memory = isinstance(value, (MemoryError, torch.OutOfMemoryError))  # callers retry with a smaller budget
+        kind = OutOfMemoryError if is_memory else PrefillWorkerError
+        return {"error": kind.__name__, "text": f"{type(value).__name__}: {value}"}
     if isinstance(value, (list, tuple)):
         return [_to_json(item, arrays) for item in value]
     if type(value).__name__ in _KINDS:
         content = {field.name: _to_json(getattr(value, field.name), arrays) for field in fields(value)}
         return {"kind": type(value).__name__, "content": content}
     return value
-
-
-def _describe(error: Exception) -> dict[str, str]:
-    if isinstance(error, BatchloomError):
-        return {"error": type(error).__name__, "text": str(error)}
-    is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # callers retry with a smaller budget
-    kind = OutOfMemoryError if is_memory else PrefillWorkerError
-    return {"error": kind.__name__, "text": f"{type(error).__name__}: {error}"}
 
 
 def _from_json(value: Any, arrays: io.BytesIO) -> Any:
@@ -104,14 +100,10 @@ def _from_json(value: Any, arrays: io.BytesIO) -> Any:
 class WorkerLine:
     """One end of the connection. Messages arrive in order; one thread may send while another receives.
 
-    The shared memory has a region for each step in flight, used in turn: the decoding process takes the KV of a step
-    before it sends the next but one. The memory is anonymous, so it is freed when both processes end, and only the
-    pages that were written take memory.
-
-    Args:
-        memory_fd: of a file in memory of `num_bytes` bytes.
-        num_bytes: of all regions together; a region has room for the KV of any step.
-    """
+    The shared memory, of the file `memory_fd` and `num_bytes` bytes, has a region for each step in flight, with room
+    for the KV of any step; they are used in turn: the decoding process takes the KV of a step before it sends the next
+    but one. The memory is anonymous, so it is freed when both processes end, and only the pages that were written take
+    memory."""
 
     def __init__(self, connection: socket.socket, memory_fd: int, num_bytes: int) -> None:
         self._connection = connection

@@ -62,15 +62,14 @@ def attend(
     sliding_window: int | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: each text attends to itself, in both directions.
+    """transformers' attention interface: each text attends to itself, in both directions. Raises `ModelError` if the
+    model passes an option that is not supported.
 
     Args:
         query: ``[1, num_q_heads, T, head_dim]``.
         key, value: ``[1, num_kv_heads, T, head_dim]``.
         attention_mask: None; `text_runs` takes its place and says which rows belong to which text.
         sliding_window: a token sees those at smaller distances than this, on both sides; None: all.
-    Raises:
-        ModelError: the model passes an option that is not supported.
     """
     refuse_unless_neutral(keywords | {"attention_mask": attention_mask}, _NEUTRAL)
     out = torch.empty_like(query[0].transpose(0, 1))
@@ -159,10 +158,10 @@ class Encoder:
         # An embedding does not use the pooler of a model without a head, and many checkpoints lack it.
         refuse_missing({name for name in missing if not name.startswith("pooler.")}, folder)
         if adapter is not None:
-            from engine.model.adapters.lora import Lora, merge  # imported only when needed
+            from engine.model.adapters.lora import find_updates, merge  # imported only when needed
 
             with torch.inference_mode():
-                merge(model, Lora.read(adapter).find_targets(model))
+                merge(model, find_updates(adapter, model))
         return cls(model, folder)
 
     def find_pooler(self, mode: Mode) -> Pooler:
@@ -176,12 +175,8 @@ class Encoder:
 
     @torch.inference_mode()
     def forward(self, texts: Sequence[np.ndarray[Any, np.dtype[np.int32]]], separator: int | None) -> torch.Tensor:
-        """Last hidden states of the texts' tokens, ``[T, hidden]``.
-
-        Args:
-            texts: int32 token ids with special tokens; fastest where texts of equal length are neighbours.
-            separator: see `engine.Request.pair_separator`.
-        """
+        """Last hidden states of the texts' tokens, ``[T, hidden]``; fastest where texts of equal length are neighbours.
+        `texts` are int32 token ids with special tokens; for `separator` see `engine.Request.pair_separator`."""
         lengths = [len(text) for text in texts]
         positions = np.concatenate([np.arange(length) for length in lengths]) + self._first_position
         numbers = to_device(np.stack([np.concatenate(texts).astype(np.int64), positions]), self.device)

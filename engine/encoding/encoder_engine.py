@@ -9,8 +9,7 @@ import numpy as np
 
 from engine.completion import Completion
 from engine.config import EngineConfig
-from engine.device.placement import find_dtype, resolve_device, use_device
-from engine.device.threads import use_threads
+from engine.device.placement import find_dtype, resolve_device, use_device, use_threads
 from engine.device.transfers import to_device
 from engine.encoding.encoder import Encoder
 from engine.encoding.families import find_longest_text
@@ -28,9 +27,8 @@ from engine.scheduling.sequence import Sequence
 
 
 class EncoderEngine(BatchCalls):
-    """One encoder on one device, with the calls of `engine.engine.Engine` that apply to encoders.
-
-    Made by `EncoderEngine.load`. Not thread-safe: one call at a time.
+    """One encoder on one device, with the calls of `engine.engine.Engine` that apply to encoders. Made by
+    `EncoderEngine.load`. Not thread-safe: one call at a time.
 
     Args:
         config: settings of KV memory, decoding and sharing have no effect, nor has `deterministic`.
@@ -44,7 +42,8 @@ class EncoderEngine(BatchCalls):
         self.config = config
         self.adapter = adapter
         self._encoder = encoder
-        self._max_positions = max_positions
+        limit = config.max_model_len
+        self.max_model_len = max_positions if limit == "auto" else min(limit, max_positions)
 
     @classmethod
     def load(
@@ -70,19 +69,12 @@ class EncoderEngine(BatchCalls):
         folder = resolve_checkpoint(model)
         device = resolve_device(config.device)
         use_device(device)
-        if config.num_threads:
-            use_threads(config.num_threads)
+        use_threads(config.num_threads)
         encoder = Encoder.load(folder, dtype=find_dtype(config.dtype, device), device=device, adapter=adapter)
         return cls(encoder, config, find_longest_text(folder), adapter)
 
     is_usable = True
     """See `Engine.is_usable`."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest text, in tokens."""
-        limit = self.config.max_model_len
-        return self._max_positions if limit == "auto" else min(limit, self._max_positions)
 
     def run_plan(
         self,

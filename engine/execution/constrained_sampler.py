@@ -88,12 +88,8 @@ class ConstrainedSampler(TokenSampler):
         return self._constraints[sequence]
 
     def _make_masks(self, masked: Sequences[tuple[int, Constraint | None, list[int]]], num_rows: int) -> Masks:
-        """The masks of a step. Rows that are not in `masked` or whose grammar has failed allow every token.
-
-        Args:
-            masked: for each answer its first row, its constraint (None within thoughts), and the guesses of its further
-                rows.
-        """
+        """The masks of a step. `masked` has for each answer its first row, its constraint (None within thoughts), and
+        the guesses of its further rows. Other rows, and those whose grammar has failed, allow every token."""
         masks = np.full((num_rows, cdiv(self._model.vocab_size, 32)), _ALL, dtype=np.int32)
         rows: list[tuple[int, Constraint]] = []
         for first, constraint, guesses in masked:
@@ -145,8 +141,7 @@ class ConstrainedSampler(TokenSampler):
     def _follow_grammar(
         self, sequence: Sequence, token: int | None, room: int
     ) -> tuple[Sequences[int], FinishReason | None]:
-        """Accepts a token of an answer (None where the thoughts have just ended), and takes the tokens that the grammar
-        forces after it, at most `room`."""
+        """Accepts a token of an answer (None: the thoughts have just ended); takes at most `room` forced ones."""
         constraint = self._constraint(sequence)
         followers: list[int] = []
         if constraint.error is None:

@@ -85,9 +85,7 @@ def uniform_numbers(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArr
     """For each seed, below 2**64, the number in [0, 1) at its position of the seed's stream: float64 ``[n]``.
 
     The generator is Philox 4x64 with ten rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"),
-    whose key is the seed and whose counter is the position: the first number of ``numpy.random.Philox(key, counter)``,
-    for many seeds and positions together.
-    """
+    with the seed as key and the position as counter: the first number of ``numpy.random.Philox(key, counter)``."""
     zeros = np.zeros(len(seeds), dtype=np.uint64)
     keys = [np.array(seeds, dtype=np.uint64), zeros]
     words = [np.array(positions, dtype=np.uint64) + np.uint64(1), zeros, zeros, zeros]

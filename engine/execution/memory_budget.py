@@ -18,8 +18,7 @@ from engine.kv.kv_cache import KVCache, KVShape
 from engine.kv.kv_layout import kept_windows
 from engine.model.model import Model
 from engine.request import Request
-from engine.scheduling.chunks import ChunkGroup, Chunks
-from engine.scheduling.token_batch import TokenBatch, build_token_batch
+from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch
 
 if TYPE_CHECKING:  # Triton may not be installed
     from engine.kernels.triton.triton_attention import TritonAttention
@@ -30,14 +29,9 @@ _GB = 10**9
 def find_kv_budget(
     config: EngineConfig, model: Model, backend: AttentionBackend, graphable: "TritonAttention | None"
 ) -> int:
-    """Bytes of KV memory for "auto" once the weights are loaded, the same for each process that shares the device.
-
-    Args:
-        backend: of the model; a GPU's memory is measured with it.
-        graphable: the backend where CUDA graphs will be made.
-    Raises:
-        CapacityError: nothing is left for KV.
-    """
+    """Bytes of KV memory for "auto" once the weights are loaded, the same for each process that shares the device. A
+    GPU's memory is measured with the model's `backend`, which is also `graphable` where CUDA graphs will be made.
+    Raises `CapacityError` if nothing is left for KV. See `StepRunner`."""
     device, fraction = model.device, config.memory_fraction
     num_processes = 2 if config.disaggregation == "processes" and resolve_prefill_device(device) == device else 1
     if device.type == "cpu":
@@ -55,8 +49,7 @@ def find_kv_budget(
 
 
 def most_kv_bytes(block_size: int, shape: KVShape) -> int:
-    """Bytes of the most KV blocks that the kernels of a GPU can number, one of them for padding. A tiny model reaches
-    this limit before the device's memory."""
+    """Bytes of the most KV blocks that a GPU's kernels can number, one for padding; reached by tiny models only."""
     from engine.kernels.triton.tile_jobs import MOST_BLOCKS  # imported only when needed
 
     return (MOST_BLOCKS - 1) * (block_size * shape.bytes_per_token // len(shape.layout.windows))
@@ -88,8 +81,7 @@ class MemoryProfile:
     graphs: int
 
     def kv_share_bytes(self, memory_fraction: float, num_processes: int = 1) -> int:
-        """The KV memory of each process: its part of memory_fraction of what is left, where all processes need as much.
-        Raises `CapacityError` if nothing is left."""
+        """Each process's KV memory: its part of memory_fraction of what is left; `CapacityError` if nothing is."""
         left = self.total - self.elsewhere - num_processes * (self.resident + self.step + self.graphs)
         if left <= 0:
             parts = (
@@ -109,12 +101,8 @@ class MemoryProfile:
 def measure_memory(
     model: Model, backend: AttentionBackend, config: EngineConfig, *, graph_share: float, graph_bytes: int
 ) -> MemoryProfile:
-    """Runs one full step, with KV memory for this step only, which is freed afterwards.
-
-    Args:
-        graph_share: the share of a full step's memory that CUDA graphs keep for themselves.
-        graph_bytes: the memory that they need beyond this.
-    """
+    """Runs one full step, with KV memory for this step only, which is freed afterwards. CUDA graphs keep `graph_share`
+    of the step's memory for themselves, and need `graph_bytes` beyond it. See `find_kv_budget`."""
     device = model.device
     _start_peak(device)
     resident_bytes = torch.cuda.memory_reserved(device)

@@ -9,11 +9,9 @@ from engine.scheduling.scheduler import Scheduler
 def run_overlapped(scheduler: Scheduler, forward: Forward, sampler: TokenSampler) -> CommittedSteps:
     """Computes steps as `run_steps` does, but launches step n + 1 before the host waits for the tokens of step n.
 
-    See `run_steps`. Both steps run on one stream, so KV memory that the commit of step n frees is not written before
-    step n + 1 has read it. Step n is committed first where step n + 1 would have to preempt a request, or has nothing
-    to do. Where the tokens of step n decide which ones are allowed in step n + 1, step n is committed while the device
-    computes step n + 1.
-    """
+    Both steps run on one stream, so KV memory that the commit of step n frees is not written before step n + 1 has read
+    it. Step n is committed first where step n + 1 would have to preempt a request, or has nothing to do; while the
+    device computes step n + 1 where the tokens of step n decide which ones it allows. See `run_steps`."""
     launched: PendingTokens | None = None
     while scheduler.num_unfinished or launched is not None:
         previous, launched = launched, None

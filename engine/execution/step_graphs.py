@@ -45,13 +45,9 @@ GRAPH_BYTES = 16 << 20
 
 
 class DeviceGraph:
-    """A graph of a CUDA or ROCm GPU.
-
-    Args:
-        stream: the one to capture on; torch's own belongs to the GPU of the process's first capture.
-        other: a graph whose memory this one shares, because they never run at the same time; None: it has its own. A
-            pool of memory ends with the last graph that has it, and torch refuses to capture with its handle then.
-    """
+    """A graph of a CUDA or ROCm GPU, captured on `stream`: torch's own belongs to the GPU of the process's first
+    capture. It shares the memory of the `other` graph, if any, because they never run at the same time. A pool of
+    memory ends with the last graph that has it, and torch refuses to capture with its handle then."""
 
     def __init__(self, stream: torch.cuda.Stream, other: "DeviceGraph | None") -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -148,23 +144,13 @@ class StepGraphs:
         if not capacity.holds(WorkCapacity.of(work_list)):
             return None
         key = (bucket_rows, work_list.launch.name, self._model.is_compiled)
-        bucket = self._buckets.get(key)
-        if bucket is None:
+        if key not in self._buckets:
             work = self._backend.reserve(capacity, work_list.launch, self._scratch)
             step = AttentionStep(backend=self._backend, cache=self._cache, works=(work,))
-            bucket = self._buckets[key] = _Bucket(num_rows=bucket_rows, step=step, work=work)
+            self._buckets[key] = _Bucket(num_rows=bucket_rows, step=step, work=work)
+        bucket = self._buckets[key]
         bucket.work.fill(work_list, attention.slot_mapping)
         self._fill_inputs(batch, bucket_rows, pending_token_ids)
-        self._run(bucket)
-        output_rows = to_device(batch.output_rows, self._model.device)
-        return self._hidden.index_select(0, output_rows)
-
-    def forget(self) -> None:
-        """Drops the graphs, after the model's weights were replaced; each is captured again."""
-        for bucket in self._buckets.values():
-            bucket.num_runs, bucket.graph = 0, None
-
-    def _run(self, bucket: _Bucket) -> None:
         bucket.num_runs += 1
         if bucket.num_runs == 2:
             bucket.graph = self._capture(bucket)
@@ -172,6 +158,12 @@ class StepGraphs:
             self._compute(bucket)
         else:
             bucket.graph.replay()
+        return self._hidden.index_select(0, to_device(batch.output_rows, self._model.device))
+
+    def forget(self) -> None:
+        """Drops the graphs, after the model's weights were replaced; each is captured again."""
+        for bucket in self._buckets.values():
+            bucket.num_runs, bucket.graph = 0, None
 
     def _capture(self, bucket: _Bucket) -> DeviceGraph | None:
         """The bucket's graph; None where the capture fails, for lack of memory or of support by device or driver."""
@@ -215,16 +207,12 @@ class StepGraphs:
 
 
 def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int, num_kv_blocks: int) -> WorkCapacity:
-    """The capacity for steps of num_rows sequences of one row each.
-
-    Args:
-        most_blocks: of one sequence, its prefix's included.
-        num_kv_blocks: bounds the sequences' own blocks; prefixes and packs are assumed to have at most as many each.
-    """
+    """The capacity for steps of num_rows sequences of one row and `most_blocks` each, prefixes included.
+    `num_kv_blocks` bounds the sequences' own blocks, and those of prefixes, and of packs. See `WorkCapacity`."""
     # Each row has a tile for its own KV, packed or not, and at most one in a prefix tile; ranges are split into no more
     # tiles than fill the program slots a few times.
     tuned = backend.tuned
-    slots = backend.num_processors * max(launch.programs_per_processor for launch in tuned.launches)
+    slots = tuned.num_processors * max(launch.programs_per_processor for launch in tuned.launches)
     num_cuts = MOST_ROUNDS * slots // backend.num_kv_heads + 1
     rows_a_tile = max(shape.rows for launch in tuned.launches for shape in launch.shapes) // backend.group_size
     return WorkCapacity(

@@ -37,13 +37,11 @@ class StepRunner:
         self.model = model
         is_cpu_share = model.shard is not None and model.device.type == "cpu"  # native layers are for whole models
         self.attention = make_attention(
-            "torch" if is_cpu_share and config.attention == "auto" else config.attention,
+            replace(config, attention="torch") if is_cpu_share and config.attention == "auto" else config,
+            model.device,
             num_q_heads=model.num_q_heads,
             kv_shape=model.kv_shape,
-            block_size=config.block_size,
-            device=model.device,
             has_layers=model.has_own_layers,
-            deterministic=config.deterministic,
         )
         model.use_layers_of(self.attention)
         has_graphs = model.has_plain_layers and model.device.type != "cpu" and config.cuda_graphs != "never"
@@ -72,11 +70,8 @@ class StepRunner:
 
     def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Launches a step, which writes its KV; on a GPU the call returns before the step is computed. Returns last
-        hidden states ``[R, hidden]`` of batch.output_rows, before the output layer.
-
-        Args:
-            pending_token_ids: int64, tokens that the step before samples, where only the device knows them yet.
-        """
+        hidden states ``[R, hidden]`` of batch.output_rows, before the output layer. `pending_token_ids`, int64, are the
+        tokens of the step before where only the device knows them yet."""
         if self.model.shard is not None:
             self.model.shard.send(batch)
         hidden = None if self.graphs is None else self.graphs.forward(batch, pending_token_ids)

@@ -9,8 +9,7 @@ from engine.scheduling.policies.preemption import SwapSpace
 
 
 def make_swap_space(config: EngineConfig, cache: KVCache, device: torch.device) -> SwapSpace:
-    """The swap space of a run for KV on `device`; "auto" is the size of the KV memory, but at most half of the free
-    host memory. See `SwapSpace`."""
+    """A run's swap space; "auto" is the size of the KV memory, at most half of the free memory. See `SwapSpace`."""
     if config.swap_memory_bytes == "auto":
         num_bytes = min(cache.num_blocks * cache.block_bytes, free_memory_bytes(torch.device("cpu")) // 2)
     else:

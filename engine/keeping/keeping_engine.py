@@ -49,8 +49,7 @@ class KeepingEngine(Engine):
         on_step: Callable[[StepRecord], None] | None = None,
         **how: Any,
     ) -> Iterator[Completion]:
-        """See `Engine.run_plan`. Prefixes are on disk once the iterator is exhausted; a run that ends early drops those
-        that are not being written yet."""
+        """See `Engine.run_plan`. At its end prefixes are on disk; a run that ends early drops unwritten ones."""
         if self._keeper is None:
             yield from super().run_plan(requests, groups, on_step=on_step, **how)
             return

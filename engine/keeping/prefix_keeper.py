@@ -259,8 +259,7 @@ class PrefixKeeper:
         return self._try("read", self._store.find, keys) or []
 
     def _try(self, what: str, call: Callable[..., Any], *given: Any) -> Any:
-        """The result of a call of the store with which prefixes are "read" or "kept"; None if it fails, or an earlier
-        call for the same purpose has failed."""
+        """The result of a call of the store; None if it, or an earlier call to do the same, has failed."""
         if what in self._failed:
             return None
         try:

@@ -45,8 +45,7 @@ create index if not exists blocks_of on blocks (name);
 
 class PrefixStore:
     """The folder of kept prefixes, private to its user; made below an existing parent. Threads and processes may share
-    it. `budget_bytes` bounds all files together. Every method raises `OSError` if the index cannot be used, and this
-    constructor if the folder cannot."""
+    it. `budget_bytes` bounds all files together. Every method raises `OSError` if the index cannot be used."""
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -72,12 +71,8 @@ class PrefixStore:
         self._make_room(0)
 
     def name_blocks(self, token_ids: npt.NDArray[np.int32], block_size: int, about: str) -> list[bytes]:
-        """Keys of the full blocks of a prefix.
-
-        Args:
-            token_ids: int32, from the prompt's first token on.
-            about: identifies the model and the layout of its KV, on which a block's contents depend, too.
-        """
+        """Keys of the full blocks of a prefix, whose `token_ids` are int32, from the prompt's first token on. `about`
+        identifies the model and the layout of its KV, on which a block's contents depend, too. See `find`."""
         key, keys = hashlib.blake2b(about.encode(), key=self._secret, digest_size=16).digest(), []
         for end in range(block_size, len(token_ids) + 1, block_size):
             tokens = np.ascontiguousarray(token_ids[end - block_size : end], np.int32)
@@ -86,8 +81,7 @@ class PrefixStore:
         return keys
 
     def find(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
-        """Places of the leading blocks, up to the first that is not kept: a file, which this store does not evict from
-        now on, and the block's index in it."""
+        """Places of the leading kept blocks: the file, which this store does not evict any more, and the index."""
         found: list[tuple[str, int]] = []
         with self._open_index() as index:
             for key in keys:

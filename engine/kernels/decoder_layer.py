@@ -72,33 +72,30 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class TabledWork:
-    """A step's work where layers use different block tables: what `prepare` returned for each table, and the index of
-    each layer's table."""
+    """A step's work where layers use several block tables: what `prepare` returned for each, and each layer's table."""
 
     works: Sequence[Any]
     tables: Sequence[int]
+
+
+Caches = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
+"""Keys and values of all layers."""
+
+Angles = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of rows, float32 ``[T, head_dim]``, contiguous."""
 
 
 class DecoderLayers(Protocol):
     """All decoder layers of a model on one device."""
 
     def __call__(
-        self,
-        hidden: torch.Tensor,
-        k_caches: Sequence[torch.Tensor],
-        v_caches: Sequence[torch.Tensor],
-        work: Any,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        output_rows: torch.Tensor | None = None,
+        self, hidden: torch.Tensor, caches: Caches, work: Any, angles: Angles, output_rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Computes the layers and writes the step's KV. Returns ``[T, hidden]`` or ``[R, hidden]``, normed if the last
         layer has a `final_norm`.
 
         Args:
             hidden: ``[T, hidden]``, contiguous; may be overwritten.
-            k_caches, v_caches: one per layer.
             work: from the attention backend's `prepare`.
-            cos, sin: float32 ``[T, head_dim]``, contiguous.
             output_rows: int64 ``[R]``, the rows of the last layer to return; None: all.
         """

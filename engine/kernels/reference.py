@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.scoring import Scoring
 
@@ -80,22 +81,21 @@ def sequence_rows(batch: AttentionBatch, group: int, sequence: int, device: torc
     return slice(first, last), torch.arange(end - (last - first), end, device=device)
 
 
-def prefix_tokens(cache: torch.Tensor, batch: AttentionBatch, group: int) -> torch.Tensor:
-    """The keys or values of a group's prefix: ``[tokens, num_kv_heads, head_dim]``.
-
-    Args:
-        cache: one layer's keys or values, ``[num_blocks, block_size, num_kv_heads, head_dim]``.
-    """
+def prefix_tokens(cache: torch.Tensor, batch: AttentionBatch, group: int, begin: int = 0) -> torch.Tensor:
+    """The keys or values of a group's prefix, from token `begin` on: ``[tokens, num_kv_heads, head_dim]``. `cache` has
+    one layer's keys or values. See `AttentionBackend.write_kv`."""
     table = batch.prefix_block_ids[slice(*batch.prefix_block_starts[group : group + 2])]
-    return block_tokens(cache, table)[: batch.prefix_lens[group]]
+    return block_tokens(cache, table, begin, int(batch.prefix_lens[group]))
 
 
-def own_tokens(cache: torch.Tensor, batch: AttentionBatch, sequence: int) -> torch.Tensor:
-    """The keys or values of a sequence after its prefix: ``[tokens, num_kv_heads, head_dim]``. See `prefix_tokens`."""
+def own_tokens(cache: torch.Tensor, batch: AttentionBatch, sequence: int, begin: int = 0) -> torch.Tensor:
+    """Of a sequence after its prefix. See `prefix_tokens`."""
     table = batch.suffix_block_table[slice(*batch.suffix_block_starts[sequence : sequence + 2])]
-    return block_tokens(cache, table)[: batch.suffix_lens[sequence]]
+    return block_tokens(cache, table, begin, int(batch.suffix_lens[sequence]))
 
 
-def block_tokens(cache: torch.Tensor, table: npt.NDArray[np.int32]) -> torch.Tensor:
-    """The keys or values of the blocks in a block table: ``[tokens, num_kv_heads, head_dim]``."""
-    return cache[torch.from_numpy(table.astype(np.int64)).to(cache.device)].flatten(0, 1)
+def block_tokens(cache: torch.Tensor, table: npt.NDArray[np.int32], begin: int, end: int) -> torch.Tensor:
+    """The keys or values of tokens [begin, end) of a block table. See `prefix_tokens`."""
+    first, block_size = begin // cache.shape[1], cache.shape[1]
+    blocks = torch.from_numpy(table[first : cdiv(end, block_size)].astype(np.int64)).to(cache.device)
+    return cache[blocks].flatten(0, 1)[begin - first * block_size : end - first * block_size]

@@ -73,8 +73,7 @@ class BlockPool:
         return sequence.block_ids[: cdiv(sequence.num_computed, self.block_size)]  # type: ignore[no-any-return]
 
     def leave(self, step: Any) -> npt.NDArray[np.int32]:
-        """Removes blocks that no row reads after a step from block tables (`WindowedPool`), none here; returns them, to
-        be freed when the step is committed."""
+        """Takes blocks that no row reads after a step from block tables (`WindowedPool`), to be freed at its commit."""
         return NO_BLOCKS
 
     def free(self, block_ids: npt.NDArray[np.int32]) -> None:

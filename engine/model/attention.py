@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from engine.config import Attention
+from engine.config import EngineConfig
 from engine.device.placement import dtype_name
 from engine.errors import ConfigError
 from engine.kernels.attention_backend import AttentionBackend
@@ -24,32 +24,20 @@ def window_of(sliding_window: int | None, config: Any) -> int:
 
 
 def make_attention(
-    name: Attention,
-    *,
-    num_q_heads: int,
-    kv_shape: KVShape,
-    block_size: int,
-    device: torch.device,
-    has_layers: bool,
-    deterministic: bool = False,
+    config: EngineConfig, device: torch.device, *, num_q_heads: int, kv_shape: KVShape, has_layers: bool
 ) -> AttentionBackend:
-    """Makes the named backend for a model's attention shape on a device.
-
-    Args:
-        name: as in `EngineConfig.attention`. "auto" is "fused" on a GPU; on a CPU it is "native" if that supports the
-            model and compiles, else "torch".
-        has_layers: whether the backend's own layers can compute the model; else it computes only attention.
-        deterministic: whether results must not depend on the rest of the batch; in int8 they never do.
-    Raises:
-        ConfigError: the backend does not run on the device, or does not support the model.
-    """
+    """Makes the backend that the config names for a model and a device. "auto" is "fused" on a GPU; on a CPU it is
+    "native" if that supports the model and compiles, else "torch". Without `has_layers` the backend's own layers cannot
+    compute the model, and it computes only attention. Raises `ConfigError` if the backend does not run on the device,
+    or does not support the model. See `AttentionBackend`."""
+    name, dtype = config.attention, kv_shape.dtype
     heads = {"num_q_heads": num_q_heads, "num_kv_heads": kv_shape.num_kv_heads, "head_dim": kv_shape.head_dim}
-    shape: dict[str, Any] = heads | {"block_size": block_size, "dtype": kv_shape.dtype, "has_layers": has_layers}
-    if kv_shape.dtype == torch.int8 or deterministic:
+    shape: dict[str, Any] = heads | {"block_size": config.block_size, "dtype": dtype, "has_layers": has_layers}
+    if dtype == torch.int8 or config.deterministic:
         from engine.model.other_attention import make_exact  # imported only when needed
 
         return make_exact(device, **shape)
-    if name == "auto" and (device.type != "cpu" or dtype_name(kv_shape.dtype) == "fp8"):
+    if name == "auto" and (device.type != "cpu" or dtype_name(dtype) == "fp8"):
         name = "fused"
     if name not in ("auto", "native", "torch"):
         from engine.model.other_attention import make_triton  # imported only when needed
@@ -64,4 +52,4 @@ def make_attention(
             if name == "native":
                 raise ConfigError(f"attention 'native': {error}") from error
             LOGGER.info("torch computes the layers, and the night takes about twice as long: %s", error)
-    return CpuAttention(**heads, dtype=kv_shape.dtype)
+    return CpuAttention(**heads, dtype=dtype)

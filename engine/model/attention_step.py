@@ -13,9 +13,8 @@ from engine.kv.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStep:
-    """One step's arguments of every layer's attention; passed through the model's forward as a keyword. `works` has
-    what `prepare` returned for each block table; `output_rows`, int64 ``[R]``, are the rows whose last hidden states
-    are needed, None for all."""
+    """One step's arguments of every layer's attention, a keyword of the model's forward. `works` has what `prepare`
+    returned for each block table; the last hidden states of `output_rows`, int64 ``[R]``, are needed; None: all."""
 
     backend: AttentionBackend
     cache: KVCache

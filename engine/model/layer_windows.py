@@ -10,8 +10,7 @@ from engine.model.loading.config_sizes import read_size
 
 def find_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     """The window of each layer: how many positions a row sees, its own included; 0: all. Empty if no layer has one. The
-    config is the text model's, with transformers' defaults, which name the kind of each layer. Raises `ModelError` if a
-    value of it cannot be used."""
+    config is the text model's, with transformers' defaults. Raises `ModelError` if a value of it cannot be used."""
     family, num_layers = config.get("model_type"), int(config["num_hidden_layers"])
     if family == "llama":  # transformers' Llama ignores sliding_window
         return ()

@@ -45,13 +45,10 @@ class ReplacedLayers(nn.Module):
             others: what models pass to each layer: `position_embeddings`, cosines and sines ``[1, T, head_dim]``;
                 `position_ids`, int64 ``[1, T]``.
         """
-        cos, sin = self.angles(hidden_states, others)
+        angles, rows = self.angles(hidden_states, others), hidden_states[0].contiguous()
         kv, works = attention_step.cache, attention_step.works
         work = works[0] if len(works) == 1 else TabledWork(works, kv.layout.tables)
-        hidden = self._layers(
-            *(hidden_states[0].contiguous(), kv.keys, kv.values, work, cos, sin, attention_step.output_rows)
-        )
-        return hidden.unsqueeze(0)
+        return self._layers(rows, (kv.keys, kv.values), work, angles, attention_step.output_rows).unsqueeze(0)
 
     def angles(self, hidden_states: torch.Tensor, others: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the rows' positions, float32 ``[T, head_dim]``; arguments as of `forward`."""

@@ -90,8 +90,7 @@ class ModelShape:
         return round(self._weights_of_layers(self.num_active_experts))
 
     def num_read_weights(self, num_rows: int) -> int:
-        """Expected weights of the layers that a step of num_rows tokens reads, if tokens choose experts uniformly and
-        independently."""
+        """Expected weights of the layers that a step of num_rows tokens reads, if they choose experts independently."""
         share_missed = (1 - self.num_active_experts / self.num_experts) ** num_rows
         return round(self._weights_of_layers(self.num_experts * (1 - share_missed)))
 

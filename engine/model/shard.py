@@ -26,8 +26,7 @@ LONGEST_WAIT = timedelta(minutes=20)
 
 
 class Shard:
-    """One of `size` ranks, on its device; rank 0 schedules and samples. torch has one process group per process, so a
-    process has at most one shard at a time."""
+    """One of `size` ranks; the first schedules and samples. As torch has one process group, a process has one."""
 
     is_closed = False
     """Whether the ranks have stopped."""
@@ -36,9 +35,8 @@ class Shard:
         self.rank, self.size, self.device = rank, size, device
 
     def join(self, meeting_file: Path) -> None:
-        """Joins the process group, and waits for the other ranks: NCCL (RCCL) on GPUs, gloo on a CPU. The ranks find
-        each other by a file in a folder that nothing else uses. Raises `ConfigError` if this process already has a
-        sharded engine."""
+        """Joins the process group, and waits for the other ranks, which find each other by a file in a folder of their
+        own: NCCL (RCCL) on GPUs, gloo on a CPU. Raises `ConfigError` if this process already has a sharded engine."""
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, "lo")  # all ranks are on this host
         # Else the watchdog of torch would end the process when `leave` aborts the group.

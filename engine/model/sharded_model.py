@@ -81,8 +81,7 @@ class RowShardedLinear(Linear):
 
 def check_ranks(config: EngineConfig, folder: Path) -> None:
     """Refuses a checkpoint that cannot be divided among the ranks, before processes are started: `ConfigError` if a
-    size of the model is not divisible by their number, or there are too few GPUs; `ModelError` if it is not a plain
-    model."""
+    size is not divisible by their number, or there are too few GPUs; `ModelError` if it is not a plain model."""
     check_gpus(config)
     check_shares(folder, config.tensor_parallel_size)
 

@@ -21,31 +21,29 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 _STATE_LAYERS = ("linear", "mamba", "conv", "recurrent", "ssm", "rwkv", "lightning")
 _STATE_KEYS = ("mamba_d_state", "ssm_cfg", "state_size", "linear_num_value_heads", "conv_L_cache", "time_step_rank")
+_STATES = "layers of linear attention, convolution or state spaces keep a state in place of KV"
+_BLOCKS = "which KV blocks do not hold"
+_CROSS = "(cross attention), and KV is kept for prompts alone"
+_REFUSED = {
+    **dict.fromkeys(("is_encoder_decoder", "add_cross_attention"), f"its decoder attends to an encoder {_CROSS}"),
+    "cross_attention_layers": f"its decoder attends to images {_CROSS}",
+    "kv_lora_rank": f"its keys and values are projections of one small vector a token (MLA), {_BLOCKS}",
+    **dict.fromkeys(_STATE_KEYS, _STATES),
+    "num_kv_shared_layers": "some of its layers read the KV of others",
+    "attention_chunk_size": "some of its layers attend within chunks of the context",
+    "alibi": "positions are added to its attention scores (ALiBi)",
+}
+"""Settings that, where they are set, say what the engine does not support."""
 
 
 def refuse_known(config: Any) -> None:
-    """Raises `ModelError`, with the reason, for architectures whose attention or state the engine does not support. The
-    config is the text model's."""
+    """Raises `ModelError` for text models whose attention or state, by their config, the engine does not support."""
+    reasons = [reason for name, reason in _REFUSED.items() if getattr(config, name, None)]
     layer_types = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
-    reason = None
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-        reason = "its decoder attends to an encoder (cross attention), and KV is kept for prompts alone"
-    elif getattr(config, "cross_attention_layers", None):
-        reason = "its decoder attends to images (cross attention), and KV is kept for prompts alone"
-    elif getattr(config, "kv_lora_rank", None):
-        reason = "its keys and values are projections of one small vector a token (MLA), which KV blocks do not hold"
-    elif any(word in kind for kind in layer_types for word in _STATE_LAYERS) or any(
-        getattr(config, key, None) is not None for key in _STATE_KEYS
-    ):
-        reason = "layers of linear attention, convolution or state spaces keep a state in place of KV"
-    elif getattr(config, "num_kv_shared_layers", None):
-        reason = "some of its layers read the KV of others"
-    elif getattr(config, "attention_chunk_size", None):
-        reason = "some of its layers attend within chunks of the context"
-    elif getattr(config, "alibi", False):
-        reason = "positions are added to its attention scores (ALiBi)"
-    if reason is not None:
-        raise ModelError(f"architecture {config.model_type!r} is not supported: {reason}")
+    if any(word in kind for kind in layer_types for word in _STATE_LAYERS):
+        reasons.append(_STATES)
+    if reasons:
+        raise ModelError(f"architecture {config.model_type!r} is not supported: {reasons[0]}")
 
 
 def load_stock(

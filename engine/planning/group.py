@@ -51,17 +51,13 @@ class PrefixGroup:
 
     @property
     def leading_tokens(self) -> TokenArray:
-        """The tokens that the group can share with other groups: its prefix, or a prompt planned alone without its last
-        token, which is always computed."""
+        """What the group can share with others: its prefix, or a prompt planned alone without its last token."""
         is_alone = len(self.prefix) == 0 and len(self.members) == 1
         return self.members[0].suffix[:-1] if is_alone else self.prefix
 
     def has_common(self, known: MutableMapping[CommonPrefix, TokenArray]) -> bool:
-        """Whether `leading_tokens` begin with `common` and its parents as in the groups before.
-
-        Args:
-            known: each common prefix of the groups before, with tokens that begin with it; this group's are added.
-        """
+        """Whether `leading_tokens` begin with `common` and its parents as in the groups before. `known` has each common
+        prefix of these groups, with tokens that begin with it; this group's are added."""
         common, tokens = self.common, self.leading_tokens
         end = len(tokens)
         while common is not None:

@@ -9,9 +9,8 @@ from engine.model.loading.checkpoint import read_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassLabels:
-    """The classes of a `...ForSequenceClassification` checkpoint: their names in the order of the head's outputs, a
-    single one where the output is one score. With `is_exclusive` a text has one class, so that the probabilities add up
-    to 1; else classes are independent."""
+    """The classes of a `...ForSequenceClassification` checkpoint: their names in the order of the head's outputs, one
+    where the output is a score. With `is_exclusive` a text has one class; else classes are independent."""
 
     names: tuple[str, ...]
     is_exclusive: bool

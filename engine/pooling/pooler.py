@@ -53,19 +53,8 @@ class EmbeddingPooler:
         return vectors
 
 
-class LastToken:
-    """The last token's hidden state, of `num_values`."""
-
-    def __init__(self, num_values: int) -> None:
-        self.num_values = num_values
-
-    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        return pool(hidden, lengths, "lasttoken")
-
-
 class CausalClassPooler:
-    """Classes of a causal model's `ForSequenceClassification`: a linear layer on the last token. Raises `ModelError` if
-    the checkpoint's folder holds no such layer."""
+    """Classes of a causal model: a linear layer on the last token; `ModelError` if the checkpoint has none."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._is_exclusive = ClassLabels.read(folder).is_exclusive
@@ -84,8 +73,7 @@ class CausalClassPooler:
 
 
 def pooled_answer(request: Request, vector: Vector) -> dict[str, Any]:
-    """The fields of a `Completion` that hold the answer to an embed or classify request, from the vector ``[n]`` of a
-    `Pooler`."""
+    """The fields of a `Completion` that hold the answer to a request, from the vector ``[n]`` of a `Pooler`."""
     if request.mode == "embed":
         wanted = vector[: request.dimensions].astype(np.float32)
         return {"embedding": wanted / max(float(np.linalg.norm(wanted)), 1e-12) if request.normalize else wanted}
@@ -116,7 +104,7 @@ def causal_pooler(checkpoint: str | None, device: torch.device, hidden_size: int
     if checkpoint is None:
         if mode == "classify":
             raise ModelError("classes are read from a checkpoint's folder, got a loaded model")
-        return LastToken(hidden_size)
+        return EmbeddingPooler(SentenceFiles(poolings=("lasttoken",), num_dimensions=hidden_size), device)
     folder = resolve_checkpoint(checkpoint)
     if mode == "classify":
         return CausalClassPooler(folder, device)
@@ -149,11 +137,7 @@ def pool(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Ten
 
 
 def read_tensors(file: Path, device: torch.device, only: str | None = None) -> dict[str, torch.Tensor]:
-    """Tensors of a safetensors file in float32; `ModelError` if it cannot be read.
-
-    Args:
-        only: name of the one tensor to read; by default all are.
-    """
+    """Tensors of a safetensors file in float32, or `only` that one; `ModelError` if not readable. See `safe_open`."""
     from safetensors import SafetensorError, safe_open
 
     try:

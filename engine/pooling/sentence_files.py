@@ -6,7 +6,7 @@ for prompts; sentence_bert_config.json for the longest text. All may be missing.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,14 @@ class SentenceFiles:
     """
 
     poolings: tuple[str, ...]
-    dense: tuple[DenseFiles, ...]
-    is_normalized: bool
+    dense: tuple[DenseFiles, ...] = ()
+    is_normalized: bool = False
     num_dimensions: int
-    default_dimensions: int | None
-    prompts: Mapping[str, str]
-    default_prompt: str | None
-    pools_prompt: bool
-    max_tokens: int | None
+    default_dimensions: int | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    pools_prompt: bool = True
+    max_tokens: int | None = None
 
 
 def read_sentence_files(folder: Path) -> SentenceFiles:

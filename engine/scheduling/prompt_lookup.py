@@ -53,8 +53,7 @@ class PromptLookup:
         self._num_right = [_PRIOR_TRIES * matched / (matched + 2) for matched in range(MOST_MATCHED + 1)]
 
     def add_guesses(self, step: Step) -> None:
-        """Appends guesses to the decode chunks of a step with all its other work, the likeliest first, into the room
-        and the KV blocks that are left."""
+        """Appends guesses to the decode chunks of a step, the likeliest first, as room and KV blocks allow."""
         if not step.decodes or not step.room:
             return
         num_tokens = sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())
@@ -88,8 +87,7 @@ class PromptLookup:
         self._num_right[matched] += is_right
 
     def _look_up(self, sequence: Sequence, step: Step) -> range:
-        """Writes guesses behind a sequence's tokens, as far as its KV blocks reach; returns the length of the ending
-        before each guess."""
+        """Writes guesses behind a sequence's tokens, as KV blocks allow; returns the lengths of their endings."""
         request, length = sequence.request, sequence.length
         num_free_slots = len(sequence.block_ids) * step.block_size - length
         num_left = sequence.num_suffix + request.max_new_tokens - 1 - length  # the last token of an answer needs no row
@@ -113,9 +111,8 @@ def _mean_kv_tokens(step: Step) -> float:
 
 
 def find_continuation(token_ids: npt.NDArray[np.int32], most: int) -> tuple[int, npt.NDArray[np.int32]]:
-    """The tokens after the latest earlier occurrence of the longest ending that has one, repeated up to `most` tokens.
-    Returns the length of that ending, at most `MOST_MATCHED`, and the tokens; 0 and none where the last token occurs
-    once."""
+    """The tokens after the latest earlier occurrence of the longest ending that has one, repeated up to `most` tokens;
+    and before them the length of that ending, at most `MOST_MATCHED`: 0, and none, where the last token occurs once."""
     ends = np.flatnonzero(token_ids[:-1] == token_ids[-1])
     matched, start = 0, 0
     while len(ends) and matched < MOST_MATCHED:

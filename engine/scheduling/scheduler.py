@@ -193,9 +193,8 @@ class Scheduler:
                 self.add_decodes(step, may_preempt=may_preempt)
 
     def add_decodes(self, step: Step, *, may_preempt: bool) -> None:
-        """Adds decode tokens, of the request admitted first to the last: a request that is preempted for an earlier one
-        is not in the step yet. Without `may_preempt`, a request that lacks memory waits, and the step is marked as
-        blocked."""
+        """Adds decode tokens, of the request admitted first to the last: one that is preempted for an earlier one is
+        not in the step yet. Without `may_preempt`, a request that lacks memory waits, and the step is blocked."""
         block_size, decoding = self.config.block_size, self.queues.decoding
         for sequence in sorted(decoding, key=attrgetter("admission")):
             if step.room == 0:

@@ -7,11 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.kv.block_pool import NO_BLOCKS, BlockPool
-from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.policies.packing import pad_chunks
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.token_batch import TokenBatch, build_token_batch
+from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

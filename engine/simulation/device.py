@@ -42,8 +42,7 @@ class Device:
     source: str
 
     def flops_per_second(self, dtype: str) -> float:
-        """Operations per second that a step is assumed to reach. Raises `ConfigError` if the table has no rate for this
-        number format."""
+        """Operations per second that a step is assumed to reach; `ConfigError` if the format has no rate."""
         if dtype not in self.peak_flops:
             known = ", ".join(self.peak_flops)
             raise ConfigError(f"device {self.name!r} has no rate for dtype {dtype!r}; there are {known}")

@@ -27,8 +27,7 @@ LAST_MESSAGE_SECONDS = 3.0
 
 
 class RankFailure(RuntimeError):
-    """A rank has failed or is gone. Not a `BatchloomError`: the step's rows may be the cause, so they are retried as
-    after any failure of the model."""
+    """A rank has failed or is gone. No `BatchloomError`: the step's rows may be the cause, so they are retried."""
 
 
 class RankMemoryFailure(RankFailure, MemoryError):

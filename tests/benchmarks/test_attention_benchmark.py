@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -53,8 +54,8 @@ def work_lists(architecture: str, case: Case) -> Iterator[tuple[str, WorkList]]:
         yield (
             policy,
             build_work_list(
-                batch, tuned, group_size=num_q_heads // num_kv_heads, num_kv_heads=num_kv_heads,
-                num_processors=tuned.num_processors, policy=policy, launches=[launch],
+                batch, replace(tuned, launches=(launch,)), group_size=num_q_heads // num_kv_heads,
+                num_kv_heads=num_kv_heads, policy=policy,
             ),
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ import torch
 
 from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.cpu.native_work import NativeWork, ShapeStructure
+from engine.kernels.cpu.layer_structures import NativeWork, ShapeStructure
 
 Ints = npt.NDArray[np.int64]
 
@@ -63,8 +63,7 @@ class AttentionShape:
 
     def prepare(self, batch: AttentionBatch) -> NativeWork:
         """Splits a step's rows into items of at most TILE_ROWS query rows. Sequences of a group with few rows share
-        items for their prefix. A sequence with enough rows to fill an item attends to its prefix and its own KV in the
-        same item."""
+        items for their prefix; one that fills an item attends to its prefix and its own KV in the same item."""
         num_rows = np.diff(batch.cu_seqlens_q).astype(np.int64)
         group = np.repeat(np.arange(batch.num_groups), np.diff(batch.group_starts))
         prefix_lens = batch.prefix_lens.astype(np.int64)

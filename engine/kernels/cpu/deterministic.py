@@ -13,9 +13,9 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.cpu.layer_structures import NativeWork
 from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.cpu.native_layers import PackedLayers, PackedOutputLayer
-from engine.kernels.cpu.native_work import NativeWork
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
 CHUNK_TOKENS = 256
@@ -32,16 +32,14 @@ class DeterministicBackend(NativeBackend):
         return super().prepare(share_whole_chunks(batch))
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
-        """See `NativeBackend.make_layers`. Raises `ModelError` for a sliding window, or a size that the kernels do not
-        support."""
+        """See `NativeBackend.make_layers`. Raises `ModelError` for a sliding window, or an unsupported size."""
         layers = super().make_layers(_without_windows(weights))
         if not isinstance(layers, PackedLayers):
             raise ModelError("deterministic takes layers with sizes of multiples of 32")
         return layers
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedOutputLayer:
-        """See `NativeBackend.make_output_layer`. Raises `ModelError` for a size of the vocabulary that is not
-        supported."""
+        """See `NativeBackend.make_output_layer`. Raises `ModelError` for a vocabulary's size that is not supported."""
         layer = super().make_output_layer(weight, bias)
         if layer is None:
             raise ModelError(f"deterministic takes a vocabulary of a multiple of 32 tokens, got {len(weight)}")
@@ -67,8 +65,7 @@ def _without_windows(weights: Iterable[LayerWeights]) -> Iterator[LayerWeights]:
 
 
 def share_whole_chunks(batch: AttentionBatch) -> AttentionBatch:
-    """The same attention with each prefix, which ends at the end of a block, cut to whole chunks; its remaining blocks
-    go in front of the suffixes."""
+    """The same attention with each prefix of whole blocks cut to whole chunks; the rest goes in front of suffixes."""
     whole_lens = batch.prefix_lens // CHUNK_TOKENS * CHUNK_TOKENS
     if np.array_equal(whole_lens, batch.prefix_lens):
         return batch

@@ -49,9 +49,8 @@ class Int8Backend(NativeOperations, AttentionBackend):
         self.library, self.suffix, self.dtype = load_library(folder, "int8"), "int8", torch.bfloat16
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
-        """Layers in one C++ call. Raises `ModelError` if a size of the layers is not supported, or they have a
-        sliding window. `weights` is read one at a time, so that the caller can free each layer before the next one
-        is copied."""
+        """Layers in one C++ call, read one at a time (see `NativeBackend.make_layers`). Raises `ModelError` if a size
+        of the layers is not supported, or they have a sliding window."""
         packer = LayerPacker(self.library, self.num_q_heads, self.num_kv_heads, self.head_dim)
         packed = [self._pack(layer, packer) for layer in weights]
         depth = max(packed[0].hidden_size, packed[0].intermediate_size, self.num_q_heads * self.head_dim)

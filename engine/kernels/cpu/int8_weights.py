@@ -113,11 +113,9 @@ class LayerPacker:
         )
 
     def _measure_channels(self, layer: LayerWeights) -> list[torch.Tensor]:
-        """Mean squares of the input channels of each product, without the norms' weights; advances the hidden states.
-
-        Each state attends only to itself. Computed in float64 and rounded to powers of two, so that the weights do not
-        depend on torch's summation order.
-        """
+        """Mean squares of the input channels of each product, without the norms' weights; advances the hidden states,
+        each of which attends only to itself. Computed in float64 and rounded to powers of two, so that the weights do
+        not depend on torch's summation order."""
         num_q_heads, num_kv_heads, head_dim = self._head_sizes
         x = self._states
         if x is None:
@@ -187,11 +185,8 @@ def spread_group(size: int) -> int:
 
 
 def spread(library: ctypes.CDLL, x: torch.Tensor, group: int | None = None) -> torch.Tensor:
-    """`spread` of cpp/int8/quad_elementwise.h along the first dimension: ``[n, ...]`` to float32 of the same shape.
-
-    Args:
-        group: how many neighbours are mixed; None: `spread_group` of n.
-    """
+    """`spread` of cpp/int8/quad_elementwise.h along the first dimension: ``[n, ...]`` to float32 of the same shape. It
+    mixes `group` neighbours, by default as many as possible. See `spread_group`."""
     spread = torch.empty(x.shape).copy_(x)
     library.spread_columns_int8(spread.data_ptr(), len(x), x[0].numel(), group or spread_group(len(x)))
     return spread

@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 
 from engine.kernels.attention_backend import AttentionBackend
-from engine.kernels.cpu.layer_structures import PanelLayer
+from engine.kernels.cpu.layer_structures import ELEMENT_TYPES, PanelLayer
 from engine.kernels.cpu.native_build import address, load_library
-from engine.kernels.cpu.native_functions import ELEMENT_TYPES
 from engine.kernels.cpu.native_layers import LinearWeight, PackedLayers, PackedOutputLayer, PackedWeight, pack_layer
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
@@ -90,11 +89,8 @@ class NativeBackend(NativeOperations, AttentionBackend):
         return self.new_rows(*x.shape).copy_(x)
 
     def project(self, x: torch.Tensor, weight: LinearWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The linear layer, plus `residual` if given: ``[T, depth]`` -> ``[T, padded columns]``.
-
-        Args:
-            x: output of a kernel or of `copy_rows`; its memory reaches to a multiple of 32 rows.
-        """
+        """The linear layer, plus `residual` if given: ``[T, depth]`` -> ``[T, padded columns]``. The memory of `x`,
+        which is the output of a kernel or of `copy_rows`, reaches to a multiple of 32 rows. See `PackedWeight`."""
         out = self.new_rows(len(x), weight.num_padded // 2 if weight.is_gated else weight.num_padded)
         weight.kernel("project")(
             *(x.data_ptr(), ctypes.byref(weight.structure), address(residual), out.data_ptr()),

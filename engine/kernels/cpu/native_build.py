@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from engine.kernels.cpu.native_functions import SIGNATURES
+from engine.kernels.cpu.layer_structures import SIGNATURES
 
 LOGGER = logging.getLogger("batchloom.engine")
 

@@ -10,10 +10,9 @@ import torch
 from engine.kernels import cdiv
 from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
 from engine.kernels.cpu.branched_layers import complete, pack_gate_up
-from engine.kernels.cpu.layer_structures import LayerStep, LinearStructure, PackedLayer, PanelLayer
+from engine.kernels.cpu.layer_structures import LayerStep, LinearStructure, NativeWork, PackedLayer, PanelLayer
 from engine.kernels.cpu.native_build import address
-from engine.kernels.cpu.native_work import NativeWork
-from engine.kernels.decoder_layer import LayerWeights, TabledWork
+from engine.kernels.decoder_layer import Angles, Caches, LayerWeights, TabledWork
 
 if TYPE_CHECKING:
     from engine.kernels.cpu.native import NativeBackend
@@ -151,14 +150,12 @@ class PackedLayers:
     def __call__(
         self,
         hidden: torch.Tensor,
-        k_caches: Sequence[torch.Tensor],
-        v_caches: Sequence[torch.Tensor],
+        caches: Caches,
         work: NativeWork | TabledWork,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: Angles,
         output_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Computes in place: returns `hidden`, or its first rows."""
+        """Computes in place: returns `hidden`, or its first rows. See `DecoderLayers`."""
         assert hidden.is_contiguous(), "the kernels take contiguous rows"
         num_rows = len(hidden)
         num_tile_rows = cdiv(num_rows, TILE_ROWS) * TILE_ROWS
@@ -169,13 +166,12 @@ class PackedLayers:
         if isinstance(work, TabledWork):
             for layer, table in zip(self._weights, work.tables, strict=True):
                 layer.table = table
-        angles = cos.data_ptr(), sin.data_ptr()
-        scratch = [part.data_ptr() for part in torch.split(self._scratch[: sum(sizes)], sizes)]
-        steps = [LayerStep(each, *angles, *scratch) for each in works]
+        shared = [*map(address, (*angles, *torch.split(self._scratch[: sum(sizes)], sizes)))]
+        steps = [LayerStep(each, *shared) for each in works]
         num_output_rows = 0 if output_rows is None else len(output_rows)
         self._compute(
             *(self._weights, len(self._layers), self._operations, len(self._operations)),
-            *((LayerStep * len(steps))(*steps), hidden.data_ptr(), _addresses(k_caches), _addresses(v_caches)),
+            *((LayerStep * len(steps))(*steps), hidden.data_ptr(), *map(_addresses, caches)),
             *(address(output_rows), num_output_rows),
         )
         return hidden if output_rows is None else hidden[:num_output_rows]

@@ -5,8 +5,8 @@ import ctypes
 import torch
 
 from engine.kernels.cpu.attention_shape import AttentionShape
+from engine.kernels.cpu.layer_structures import NativeWork, ScoringStructure
 from engine.kernels.cpu.native_build import address
-from engine.kernels.cpu.native_work import NativeWork, ScoringStructure
 from engine.kernels.scoring import Scoring
 
 

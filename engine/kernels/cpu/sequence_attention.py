@@ -4,12 +4,10 @@ It reads only the KV within a sequence's window, and computes in fp32. Used wher
 prefix once, are not available.
 """
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from engine.kernels import cdiv
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.reference import own_tokens, prefix_tokens, sequence_rows
 from engine.kernels.scoring import Scoring
 
 
@@ -22,30 +20,23 @@ def attend_by_sequence(
     num_kv_heads, head_dim = k_cache.shape[2:]
     for group in range(batch.num_groups):
         prefix_len = int(batch.prefix_lens[group])
-        prefix_table = batch.prefix_block_ids[slice(*batch.prefix_block_starts[group : group + 2])]
         for sequence in range(*batch.group_starts[group : group + 2]):
-            first_row, last_row = batch.cu_seqlens_q[sequence : sequence + 2].tolist()
-            table = batch.suffix_block_table[slice(*batch.suffix_block_starts[sequence : sequence + 2])]
-            suffix_len = int(batch.suffix_lens[sequence])
-            end = prefix_len + suffix_len
-            positions = torch.arange(end - (last_row - first_row), end)
+            rows, positions = sequence_rows(batch, group, sequence, query.device)
             begin = max(0, int(positions[0]) - window + 1) if window else 0
-            slots = np.concatenate(
-                [
-                    _slots(prefix_table, min(begin, prefix_len), prefix_len, batch.block_size),
-                    _slots(table, max(0, begin - prefix_len), suffix_len, batch.block_size),
-                ]
-            )
+            first, first_own = min(begin, prefix_len), max(0, begin - prefix_len)
             # [num_kv_heads, 1, L, head_dim] against [num_kv_heads, group_size, n, head_dim].
             key, value = (
-                cache.flatten(0, 1)[torch.from_numpy(slots)].float().transpose(0, 1).unsqueeze(1)
+                torch.cat([prefix_tokens(cache, batch, group, first), own_tokens(cache, batch, sequence, first_own)])
+                .float()
+                .transpose(0, 1)
+                .unsqueeze(1)
                 for cache in (k_cache, v_cache)
             )
-            rows = query[first_row:last_row].float().view(len(positions), num_kv_heads, -1, head_dim)
-            scores = rows.permute(1, 2, 0, 3) @ key.transpose(-1, -2) * scoring.scale
+            own = query[rows].float().view(len(positions), num_kv_heads, -1, head_dim)
+            scores = own.permute(1, 2, 0, 3) @ key.transpose(-1, -2) * scoring.scale
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
-            seen = torch.arange(begin, end)
+            seen = torch.arange(begin, int(positions[-1]) + 1)
             is_hidden = seen > positions[:, None]
             if window:
                 is_hidden |= seen <= positions[:, None] - window
@@ -55,13 +46,5 @@ def attend_by_sequence(
                 weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
             else:
                 weights = scores.softmax(dim=-1)
-            out[first_row:last_row] = (weights @ value).permute(2, 0, 1, 3).reshape(len(positions), -1, head_dim)
+            out[rows] = (weights @ value).permute(2, 0, 1, 3).reshape(len(positions), -1, head_dim)
     return out
-
-
-def _slots(table: npt.NDArray[np.int32], begin: int, end: int, block_size: int) -> npt.NDArray[np.int64]:
-    """Slots in a cache of tokens [begin, end) of a block table."""
-    first = begin // block_size
-    blocks = table[first : cdiv(end, block_size)].astype(np.int64)
-    slots = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)
-    return slots[begin - first * block_size : end - first * block_size]

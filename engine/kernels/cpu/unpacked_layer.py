@@ -34,7 +34,7 @@ class UnpackedLayer:
 
     def rotate_and_write_kv(self, s: LayerState) -> None:
         w, first = self._weights, self._weights.rotation * len(s.qkv)
-        cos, sin = (angles[first : first + len(s.qkv)] for angles in s.rotation)
+        cos, sin = (angles[first : first + len(s.qkv)] for angles in s.angles)
         self._kernels.rotate_and_write_kv(
             s.qkv, cos, sin, *s.caches, s.work, q_norm=w.q_norm, k_norm=w.k_norm, epsilon=w.epsilon
         )

@@ -17,7 +17,6 @@ sequences or groups.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
@@ -106,23 +105,11 @@ class StepSizes:
 
 
 def choose(
-    sizes: StepSizes,
-    launches: Sequence[Launch],
-    tuned: TunedAttention,
-    *,
-    group_size: int,
-    num_kv_heads: int,
-    num_processors: int,
-    policy: SharePolicy,
+    sizes: StepSizes, tuned: TunedAttention, *, group_size: int, num_kv_heads: int, policy: SharePolicy
 ) -> Choice:
-    """The fastest way, over all launches, to split a step into tiles.
-
-    Args:
-        tuned: the device's costs.
-        group_size: query heads per KV head.
-        policy: which prefixes are shared; see `SharePolicy`.
-    """
-    rates = Rates.of(launches, group_size)
+    """The fastest way, over the device's launches, to split a step into tiles, where each of the KV heads has
+    `group_size` query heads. See `SharePolicy`."""
+    rates, launches = Rates.of(tuned.launches, group_size), tuned.launches
     num_tiles, num_read = sizes.own_tiles(rates.tokens)
     own_us = num_tiles * rates.tile_us + num_read * rates.token_us
     prefix_us = sizes.prefix * rates.token_us
@@ -155,7 +142,7 @@ def choose(
         for number, (launch, num_all, num_all_read, total_us) in enumerate(
             zip(launches, *ranges.totals(), strict=True)
         ):
-            slots_a_head = num_processors * launch.programs_per_processor / num_kv_heads
+            slots_a_head = tuned.num_processors * launch.programs_per_processor / num_kv_heads
             slot_us = longest_us = total_us / slots_a_head
             if num_all > MOST_ROUNDS * slots_a_head:
                 slots_us = math.ceil(num_all / slots_a_head) / num_all * total_us

@@ -173,7 +173,6 @@ def launch_attention(
     first_tile: int,
     num_tiles: int,
     is_merging: bool,
-    is_amd: bool,
 ) -> None:
     """Launches tiles [first_tile, first_tile + num_tiles) of a step; `attend` has checked the arguments.
 
@@ -200,6 +199,7 @@ def launch_attention(
         WIDE_M=launch.wide.rows if launch.wide else 0, WIDE_N=launch.wide.tokens if launch.wide else 0,
         HAS_WINDOW=scoring.window > 0, HAS_CAP=cap > 0, HAS_SINKS=scoring.sinks is not None,
         HAS_SCALES=key_cache.dtype in FP8_DTYPES,
-        WIDENS_DOT=is_interpreted() and query.dtype == torch.bfloat16, IS_MERGING=is_merging, IS_AMD=is_amd,
+        WIDENS_DOT=is_interpreted() and query.dtype == torch.bfloat16, IS_MERGING=is_merging,
+        IS_AMD=query.is_cuda and torch.version.hip is not None,
         num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True, **launch.options,
     )  # fmt: skip

@@ -51,8 +51,7 @@ class RelayAttention(TritonAttention):
         for first, last in ((0, middle), (middle, work.num_tiles)):
             if first < last:
                 launch_attention(
-                    out, query, caches, work, scoring, first_tile=first, num_tiles=last - first, is_merging=False,
-                    is_amd=self.is_amd,
+                    out, query, caches, work, scoring, first_tile=first, num_tiles=last - first, is_merging=False
                 )  # fmt: skip
         if work.capacity.num_partials:
             merge_partials(out, work, scoring.sinks)

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 from engine.kernels.layer_by_layer import LayerByLayer
@@ -19,6 +20,7 @@ from engine.kernels.triton.fused import Caches, launch_attention
 from engine.kernels.triton.layers.fp8 import head_dim_of, is_interpreted
 from engine.kernels.triton.layers.gpu_layers import Fp8Layer, GpuLayer, weights_on
 from engine.kernels.triton.layers.kv_copy import TOKENS_A_ROW, KvCopy
+from engine.kernels.triton.layers.layer_kernels import check_tensor
 from engine.kernels.triton.shape import check_shape
 from engine.kernels.triton.tile_jobs import MOST_BLOCKS
 from engine.kernels.triton.tuned import Launch, load_tuned
@@ -48,7 +50,7 @@ def _write_kv_kernel(  # type: ignore[no-untyped-def]
         tl.store(value_cache + target, found, mask=is_element)
 
 
-class TritonAttention:
+class TritonAttention(AttentionBackend):
     """Attention of one model on one device: one launch per layer; the cost model decides per group which sequences
     share their prefix. It does not change after construction: a step's state is in its DeviceWork.
 
@@ -91,41 +93,26 @@ class TritonAttention:
         self.dtype, self.block_size, self.device = dtype, block_size, device
         self.has_layers = self.has_final_norm = has_layers
         self.fp8 = fp8
-        self.is_amd = device.type == "cuda" and torch.version.hip is not None
-        self.tuned = load_tuned(
-            architecture_of(device) if architecture == "auto" else architecture,
-            element_bits=dtype.itemsize * 8,
-            head_dim=head_dim,
-        )
+        architecture = architecture_of(device) if architecture == "auto" else architecture
+        self.tuned = load_tuned(architecture, element_bits=dtype.itemsize * 8, head_dim=head_dim)
         self._launches_for_copies = self.tuned.launches
         if fp8 is not None:
             self.tuned = self.tuned.for_8_bit_kv()
-        self.num_processors = (
-            torch.cuda.get_device_properties(device).multi_processor_count
-            if device.type == "cuda"
-            else self.tuned.num_processors
-        )
+        if device.type == "cuda":
+            num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+            self.tuned = replace(self.tuned, num_processors=num_processors)
 
     def plan(self, batch: AttentionBatch, launches: Sequence[Launch] = ()) -> WorkList:
         """Splits a step into tiles, for the fastest of the launches (default: all tuned ones)."""
         if batch.block_size != self.block_size:
             raise ValueError(f"batch has block_size {batch.block_size}, this backend {self.block_size}")
-        return build_work_list(
-            batch,
-            self.tuned,
-            group_size=self.group_size,
-            num_kv_heads=self.num_kv_heads,
-            num_processors=self.num_processors,
-            policy=self.name,
-            launches=launches or self.tuned.launches,
-        )
+        tuned, heads = self.tuned, {"group_size": self.group_size, "num_kv_heads": self.num_kv_heads}
+        tuned = replace(tuned, launches=tuple(launches)) if launches else tuned
+        return build_work_list(batch, tuned, **heads, policy=self.name)
 
     def reserve(self, capacity: WorkCapacity, launch: Launch, scratch: AttentionScratch | None = None) -> DeviceWork:
         """Allocates work for steps of at most this size, at fixed addresses, as CUDA graphs need. Fill it before use.
-
-        Args:
-            scratch: of at least this capacity, may be shared by works that never run at the same time; None: a new one.
-        """
+        Works that never run at the same time may share `scratch`, of at least this capacity. See `DeviceWork`."""
         return DeviceWork(capacity, launch, scratch or self.make_scratch(capacity), device=self.device)
 
     @property
@@ -134,8 +121,7 @@ class TritonAttention:
         return self if self.has_fixed_launches else None
 
     def scratch_bytes(self, num_rows: int) -> int:
-        """For a step in which every row has two partial results: of its prefix and of its own KV; and a copy of fp8
-        KV."""
+        """For a step in which every row has two partial results, of prefix and own KV; and a copy of fp8 KV."""
         partial = 2 * num_rows * self.num_q_heads * (self.head_dim + 1) * torch.float32.itemsize
         if self.fp8 is None:
             return partial
@@ -146,10 +132,6 @@ class TritonAttention:
         if self.fp8 is not None:
             return LayerByLayer(Fp8Layer(self, weights_on(self.device, layer), self.fp8) for layer in weights)
         return LayerByLayer(GpuLayer(self, layer) for layer in weights) if self.has_layers else None
-
-    def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """None: the model keeps its own output layer."""
-        return
 
     draw_tokens = staticmethod(draw_tokens)
 
@@ -175,9 +157,8 @@ class TritonAttention:
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: DeviceWork
     ) -> None:
-        """See `AttentionBackend.write_kv`; one launch. Raises `ValueError` if head_dim is not contiguous, the
-        caches' strides differ, there are more rows than slots, or the caches are in fp8: only the backend's layers
-        write those."""
+        """See `AttentionBackend.write_kv`; one launch. Raises `ValueError` if head_dim is not contiguous, the caches'
+        strides differ, there are more rows than slots, or the caches are in fp8, which only layers write."""
         num_rows, num_kv_heads, head_dim = key.shape
         if self.fp8 is not None:
             raise ValueError("keys and values in fp8 are written by the layers")
@@ -216,28 +197,19 @@ class TritonAttention:
         """
         if out is None:
             out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        expected = (query.shape[0], self.num_q_heads, self.head_dim)
-        if query.shape != expected or out.shape != expected or query.shape[0] > work.capacity.num_rows:
-            raise ValueError(
-                f"query and out must be [at most {work.capacity.num_rows}, {expected[1]}, {expected[2]}], "
-                f"got {tuple(query.shape)} and {tuple(out.shape)}"
-            )
+        shape = (len(query), self.num_q_heads, self.head_dim)
+        if len(query) > work.capacity.num_rows:
+            raise ValueError(f"query has {len(query)} rows, the step {work.capacity.num_rows}")
         if k_cache.shape[0] > MOST_BLOCKS:
             raise ValueError(f"{k_cache.shape[0]} KV blocks are more than {MOST_BLOCKS}")
         head_size = self.head_dim + k_cache.shape[3] - head_dim_of(k_cache)
         cache_shape = (k_cache.shape[0], self.block_size, self.num_kv_heads, head_size)
-        if k_cache.shape != cache_shape or v_cache.shape != cache_shape or k_cache.stride() != v_cache.stride():
-            raise ValueError(
-                f"caches must both be {cache_shape} with the same strides, got {tuple(k_cache.shape)} with "
-                f"{k_cache.stride()} and {tuple(v_cache.shape)} with {v_cache.stride()}"
-            )
-        for name, tensor in (("out", out), ("query", query), ("k_cache", k_cache), ("v_cache", v_cache)):
-            expected_dtype = self.fp8 or self.dtype if name.endswith("cache") else self.dtype
-            if tensor.dtype != expected_dtype or tensor.stride(-1) != 1 or tensor.device.type != self.device.type:
-                raise ValueError(
-                    f"{name} must be {expected_dtype} on {self.device} and contiguous along head_dim, "
-                    f"got {tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
-                )
+        for name, rows in (("query", query), ("out", out)):
+            check_tensor(name, rows, shape, self.dtype, self.device)
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            check_tensor(name, cache, cache_shape, self.fp8 or self.dtype, self.device)
+        if k_cache.stride() != v_cache.stride():
+            raise ValueError(f"cache strides differ: key {k_cache.stride()}, value {v_cache.stride()}")
         if scoring.softcap < 0 or scoring.window < 0:
             raise ValueError(f"softcap and window must not be negative, got {scoring.softcap} and {scoring.window}")
         if (sinks := scoring.sinks) is not None and (sinks.shape != (self.num_q_heads,) or not sinks.is_contiguous()):
@@ -250,10 +222,7 @@ class TritonAttention:
         self, out: torch.Tensor, query: torch.Tensor, caches: Caches, work: DeviceWork, scoring: Scoring
     ) -> None:
         """The launches of `attend`, which has checked the arguments."""
-        launch_attention(
-            out, query, caches, work, scoring, first_tile=0, num_tiles=work.num_tiles, is_merging=True,
-            is_amd=self.is_amd,
-        )  # fmt: skip
+        launch_attention(out, query, caches, work, scoring, first_tile=0, num_tiles=work.num_tiles, is_merging=True)
 
 
 class PagedAttention(TritonAttention):

@@ -9,7 +9,6 @@ has decode rows of several sequences, each against its own KV (tile_jobs.py).
 Tiles are sorted by time, the longest first: programs start in this order, so short tiles fill the gaps at the end.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -77,27 +76,11 @@ class WorkList:
 
 
 def build_work_list(
-    batch: AttentionBatch,
-    tuned: TunedAttention,
-    *,
-    group_size: int,
-    num_kv_heads: int,
-    num_processors: int,
-    policy: SharePolicy,
-    launches: Sequence[Launch],
+    batch: AttentionBatch, tuned: TunedAttention, *, group_size: int, num_kv_heads: int, policy: SharePolicy
 ) -> WorkList:
-    """Splits a step into tiles, for the launch with the shortest predicted time.
-
-    Args:
-        tuned: the device's costs.
-        group_size: query heads per KV head.
-        policy, launches: see `choose`.
-    """
+    """Splits a step into tiles, for the launch with the shortest predicted time. See `choose`."""
     sizes = StepSizes.of(batch)
-    choice = choose(
-        sizes, launches, tuned, group_size=group_size, num_kv_heads=num_kv_heads, num_processors=num_processors,
-        policy=policy,
-    )  # fmt: skip
+    choice = choose(sizes, tuned, group_size=group_size, num_kv_heads=num_kv_heads, policy=policy)
     owns = own_jobs(batch, sizes, choice, group_size)
     prefixes, prefix_row_ids, job_group = prefix_jobs(batch, sizes, choice, group_size)
     own, prefix = (
@@ -204,18 +187,11 @@ class _Splits:
 
 
 def _tiles(jobs: Jobs, begin: Ints, end: Ints, part: Ints) -> npt.NDArray[np.int32]:
-    """The rows of `WorkList.tiles` for jobs and their ranges of positions."""
+    """The rows of `WorkList.tiles` for jobs and their ranges of positions, in the order of `TileField`."""
+    columns = (
+        *(jobs.first_row_id, jobs.num_tokens, jobs.shape, begin, end),
+        *(jobs.prefix_len, jobs.prefix_entry, jobs.own_entry, part),
+    )
     tiles = np.zeros((len(begin), TileField.WIDTH), dtype=np.int32)
-    for field, values in (
-        (TileField.FIRST_ROW_ID, jobs.first_row_id),
-        (TileField.NUM_TOKENS, jobs.num_tokens),
-        (TileField.IS_WIDE, jobs.shape),
-        (TileField.KV_BEGIN, begin),
-        (TileField.KV_END, end),
-        (TileField.PREFIX_LEN, jobs.prefix_len),
-        (TileField.PREFIX_ENTRY, jobs.prefix_entry),
-        (TileField.OWN_ENTRY, jobs.own_entry),
-        (TileField.PART, part),
-    ):
-        tiles[:, field] = values
+    tiles[:, : len(columns)] = np.stack(columns, axis=1)
     return tiles

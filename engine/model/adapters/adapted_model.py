@@ -11,14 +11,13 @@ from torch import nn
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.decoder_layer import LayerWeights
 from engine.model.adapters.adapter import Adapter
-from engine.model.adapters.lora import Base, Lora, Update, merge, restore
+from engine.model.adapters.lora import Base, Update, find_updates, merge, restore
 from engine.model.model import Model
 
 
 class AdaptedModel(Model):
     """A model whose layers get the adapter's updates as the backend reads them, always from the base weights. Made by
-    `AdaptedModel.load_with`. With `keeps_base` the base weights are kept in memory, so that `use_adapter` may be
-    called."""
+    `AdaptedModel.load_with`. With `keeps_base` these stay in memory, so that `use_adapter` may be called."""
 
     def __init__(self, language_model: transformers.PreTrainedModel, **arguments: Any) -> None:
         super().__init__(language_model, **arguments)
@@ -53,8 +52,7 @@ class AdaptedModel(Model):
     @torch.inference_mode()
     def use_adapter(self, adapter: Adapter | None, backend: AttentionBackend) -> None:
         """Switches to another adapter, or to the base where that is None, for the backend whose layers compute the
-        model. Raises `ModelError` if the adapter cannot be read, or does not fit the model; the current one stays in
-        use."""
+        model. Raises `ModelError` if it cannot be read, or does not fit the model; the current one stays in use."""
         self._choose(adapter)
         if self.has_replaced_layers:
             del self.base.layers  # beside the base, the device may have no room for both
@@ -67,7 +65,7 @@ class AdaptedModel(Model):
 
     def _choose(self, adapter: Adapter | None) -> None:
         assert self._language_model is not None, "the base model has been dropped"
-        self._updates = {} if adapter is None else Lora.read(adapter).find_targets(self._language_model)
+        self._updates = {} if adapter is None else find_updates(adapter, self._language_model)
         self.adapter = adapter
 
     def _merge_stock_layers(self) -> None:

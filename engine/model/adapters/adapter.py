@@ -1,7 +1,6 @@
 """The folder of a LoRA adapter in peft's file format; adapters that are more than LoRA are refused by name."""
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import weight_sample
+from engine.model.loading.checkpoint import read_json, weight_sample
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
@@ -38,8 +37,7 @@ _BASE_KEEPING_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """The absolute path and identity of a LoRA adapter (Hu et al. 2021). `digest` is a sha256 over its settings, and
-    its weight file's size and samples."""
+    """The absolute path of a LoRA adapter (Hu et al. 2021); a sha256 over its settings and samples of weights."""
 
     folder: str
     digest: str
@@ -52,7 +50,7 @@ class Adapter:
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             if not (folder / name).is_file():
                 raise ModelError(f"adapter {str(folder)!r}: the folder holds no {name}")
-        refuse_uncovered(read_adapter_config(folder), folder)
+        refuse_uncovered(read_json(folder / CONFIG_FILE), folder)
         digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes() + b"\0")
         weights = folder / WEIGHTS_FILE
         digest.update(f"{weights.stat().st_size}\0".encode() + weight_sample(weights))
@@ -64,21 +62,8 @@ class Adapter:
             raise ModelError(f"adapter {self.folder!r} is not the one with which the run began")
 
 
-def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The settings in an adapter's folder; raises `ModelError` if they are not a JSON object."""
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_bytes())
-        if isinstance(config, dict):
-            return config
-        reason = "not an object"
-    except (OSError, ValueError) as error:
-        reason = str(error)
-    raise ModelError(f"adapter {str(folder)!r}: {CONFIG_FILE} cannot be read: {reason}")
-
-
 def refuse_uncovered(config: Mapping[str, Any], folder: Path) -> None:
-    """Raises `ModelError`, which names the folder, if an adapter with this config is more than low-rank updates of
-    linear layers."""
+    """Raises `ModelError` if an adapter with this config is more than low-rank updates of linear layers."""
     if (kind := config.get("peft_type")) != "LORA":
         raise ModelError(f"adapter {str(folder)!r}: it is of type {kind!r}, only LORA is supported")
     reasons = [why for name, why in _NOT_COVERED.items() if config.get(name)]
@@ -94,6 +79,6 @@ def refuse_uncovered(config: Mapping[str, Any], folder: Path) -> None:
 def check_adapter(adapter: Adapter, checkpoint: Path) -> None:
     """Reads the adapter and compares its shapes with those of a checkpoint's model, whose weights are not read. Raises
     `ModelError`, which names adapter and target, if a target module does not exist or has another shape."""
-    from engine.model.adapters.lora import Lora, empty_model
+    from engine.model.adapters.lora import empty_model, find_updates
 
-    Lora.read(adapter).find_targets(empty_model(checkpoint))
+    find_updates(adapter, empty_model(checkpoint))

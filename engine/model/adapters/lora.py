@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine.errors import ModelError
-from engine.model.adapters.adapter import WEIGHTS_FILE, Adapter, read_adapter_config
+from engine.model.adapters.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter
+from engine.model.loading.checkpoint import read_json
 from engine.model.loading.stock_weights import read_config
 
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
@@ -42,93 +43,72 @@ class Update:
         return torch.addmm(weight.float(), b, a, alpha=self.scale).to(weight.dtype)
 
 
-class Lora:
-    """The updates of an adapter, by the module names in its file."""
+def find_updates(adapter: Adapter, model: transformers.PreTrainedModel) -> dict[str, Update]:
+    """An adapter's updates by the names of their modules in `model`. Raises `ModelError` as `read_updates`, or if a
+    module does not exist, is not a linear layer of the model's body, or has another shape."""
+    updates, made_for = read_updates(adapter)
+    head, found = model.get_output_embeddings(), {}
+    for name, update in updates.items():
+        place, module = _find_module(model, name)
+        target = f"adapter {adapter.folder!r}: {name}"
+        if module is None:
+            raise ModelError(f"{target}: the model has no such module{made_for}")
+        if module is head or not isinstance(module, nn.Linear):
+            kind = "the output layer" if module is head else f"a {type(module).__name__}"
+            raise ModelError(f"{target}: {kind} is not supported, only linear layers of the model's body are")
+        if (shape := tuple(module.weight.shape)) != update.shape:
+            raise ModelError(f"{target}: an update of {update.shape} weights, the model has {shape}{made_for}")
+        found[place] = update
+    return found
 
-    def __init__(self, adapter: Adapter, updates: Mapping[str, Update], base_name: str) -> None:
-        self.adapter = adapter
-        self._updates = updates
-        self._made_for = f", it was made for {base_name!r}" if base_name else ""
 
-    @classmethod
-    def read(cls, adapter: Adapter) -> "Lora":
-        """Reads an adapter's weights into host memory. Raises `ModelError` if it is no `Adapter`, or its file is
-        damaged, has tensors that are not factors of linear layers, or lacks a factor."""
-        if not isinstance(adapter, Adapter):
-            raise ModelError(f"adapter must be an Adapter, as Adapter.find(folder) makes, got {adapter!r}")
-        adapter.verify()
-        folder = Path(adapter.folder)
-        config = read_adapter_config(folder)
+def read_updates(adapter: Adapter) -> tuple[dict[str, Update], str]:
+    """An adapter's updates in host memory by the module names in its file, and the end of a message: the model that it
+    was made for. Raises `ModelError` if it is no `Adapter`, or its file is damaged, has tensors that are not factors of
+    linear layers, or lacks a factor."""
+    if not isinstance(adapter, Adapter):
+        raise ModelError(f"adapter must be an Adapter, as Adapter.find(folder) makes, got {adapter!r}")
+    adapter.verify()
+    folder, who = Path(adapter.folder), f"adapter {adapter.folder!r}"
+    config = read_json(folder / CONFIG_FILE)
+    try:
+        tensors = load_file(folder / WEIGHTS_FILE)
+    except Exception as error:  # safetensors raises errors of any kind for a damaged file
+        raise ModelError(f"{who}: {WEIGHTS_FILE} cannot be read: {error}") from error
+    factors: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        found = _TENSOR.fullmatch(name)
+        if found is None or tensor.dim() != 2:
+            kind = "embeddings and output layers are" if re.search("embed|head", name) else "such a tensor is"
+            raise ModelError(f"{who}: {name}: {kind} not supported")
+        factors.setdefault(found[1], {})[found[2]] = tensor
+    updates = {}
+    for name, pair in factors.items():
+        if set(pair) != {"A", "B"} or pair["A"].shape[0] != pair["B"].shape[1]:
+            shapes = {kind: tuple(factor.shape) for kind, factor in sorted(pair.items())}
+            raise ModelError(f"{who}: {name}: factors of one rank are missing, got {shapes}")
         try:
-            tensors = load_file(folder / WEIGHTS_FILE)
-        except Exception as error:  # safetensors raises errors of any kind for a damaged file
-            raise ModelError(f"adapter {adapter.folder!r}: {WEIGHTS_FILE} cannot be read: {error}") from error
-        factors: dict[str, dict[str, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
-            found = _TENSOR.fullmatch(name)
-            if found is None or tensor.dim() != 2:
-                kind = "embeddings and output layers are" if re.search("embed|head", name) else "such a tensor is"
-                raise ModelError(f"adapter {adapter.folder!r}: {name}: {kind} not supported")
-            factors.setdefault(found[1], {})[found[2]] = tensor
-        updates = {}
-        for name, pair in factors.items():
-            if set(pair) != {"A", "B"} or pair["A"].shape[0] != pair["B"].shape[1]:
-                shapes = {kind: tuple(factor.shape) for kind, factor in sorted(pair.items())}
-                raise ModelError(f"adapter {adapter.folder!r}: {name}: factors of one rank are missing, got {shapes}")
-            try:
-                rank = int(_value_for(name, config, "rank_pattern", "r"))
-                alpha = _value_for(name, config, "alpha_pattern", "lora_alpha")
-            except (AttributeError, TypeError, ValueError, re.error) as error:
-                raise ModelError(
-                    f"adapter {adapter.folder!r}: {name}: adapter_config.json gives no rank or no alpha: {error}"
-                ) from error
-            if rank != pair["A"].shape[0]:
-                raise ModelError(
-                    f"adapter {adapter.folder!r}: {name}: rank {pair['A'].shape[0]}, adapter_config.json says {rank}"
-                )
-            updates[name] = Update(
-                pair["A"], pair["B"], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-            )
-        if not updates:
-            raise ModelError(f"adapter {adapter.folder!r}: {WEIGHTS_FILE} holds no LoRA weights")
-        return cls(adapter, updates, str(config.get("base_model_name_or_path") or ""))
-
-    def find_targets(self, model: transformers.PreTrainedModel) -> dict[str, Update]:
-        """The updates by the names of their modules in `model`. Raises `ModelError` if a module does not exist, is not
-        a linear layer of the model's body, or has another shape."""
-        head = model.get_output_embeddings()
-        found = {}
-        for name, update in self._updates.items():
-            place, module = _find_module(model, name)
-            target = f"adapter {self.adapter.folder!r}: {name}"
-            if module is None:
-                raise ModelError(f"{target}: the model has no such module{self._made_for}")
-            if module is head or not isinstance(module, nn.Linear):
-                kind = "the output layer" if module is head else f"a {type(module).__name__}"
-                raise ModelError(f"{target}: {kind} is not supported, only linear layers of the model's body are")
-            if tuple(module.weight.shape) != update.shape:
-                raise ModelError(
-                    f"{target}: an update of {update.shape} weights, the model has {tuple(module.weight.shape)}"
-                    f"{self._made_for}"
-                )
-            found[place] = update
-        return found
+            rank = int(_value_for(name, config, "rank_pattern", "r"))
+            alpha = _value_for(name, config, "alpha_pattern", "lora_alpha")
+        except (AttributeError, TypeError, ValueError, re.error) as error:
+            raise ModelError(f"{who}: {name}: adapter_config.json gives no rank or no alpha: {error}") from error
+        if rank != pair["A"].shape[0]:
+            raise ModelError(f"{who}: {name}: rank {pair['A'].shape[0]}, adapter_config.json says {rank}")
+        updates[name] = Update(pair["A"], pair["B"], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    if not updates:
+        raise ModelError(f"{who}: {WEIGHTS_FILE} holds no LoRA weights")
+    base_name = str(config.get("base_model_name_or_path") or "")
+    return updates, f", it was made for {base_name!r}" if base_name else ""
 
 
 def merge(root: nn.Module, updates: Mapping[str, Update], prefix: str = "") -> Base:
-    """Replaces the weights of linear layers by updated ones; the base weights are not overwritten. Returns the argument
-    of `restore`.
-
-    Args:
-        root: a model, or a part of it.
-        updates: from `Lora.find_targets`.
-        prefix: of the names in `updates` that belong to `root`.
-    """
+    """Replaces the weights of linear layers of `root`, a model or a part of it, by updated ones, not in place. The
+    names of its `updates` begin with `prefix`. Returns the argument of `restore`. See `find_updates`."""
     base: Base = []
     for name, update in updates.items():
         if name.startswith(prefix):
             linear = root.get_submodule(name[len(prefix) :])
-            assert isinstance(linear, nn.Linear), "find_targets returns only linear layers"
+            assert isinstance(linear, nn.Linear), "find_updates returns only linear layers"
             weight = linear.weight
             assert isinstance(weight, nn.Parameter), "transformers' weights are parameters"
             base.append((linear, weight))

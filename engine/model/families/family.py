@@ -55,8 +55,7 @@ def find_family(
 
 
 class Family:
-    """Reads the layers of one model of a family. The rotary embedding of `decoder` computes the angles of every
-    step."""
+    """Reads the layers of one model of a family; the rotary embedding of `decoder` computes each step's angles."""
 
     def __init__(self, layout: Layout, decoder: Any) -> None:
         self._layout = layout

@@ -28,8 +28,7 @@ token of their own unless the file says otherwise."""
 
 
 def open_gguf(file: Path) -> Path:
-    """The checkpoint folder of a GGUF file, in the cache folder: no weights, but a table of the file's tensors. Raises
-    `ModelError` if the file cannot be read."""
+    """The checkpoint folder of a GGUF file, with a table of its tensors, in the cache; raises `ModelError`."""
     file = file.resolve()
     identity = hashlib.sha256(f"{_CONVERTER_VERSION}\0{file}\0{file.stat().st_size}\0".encode() + weight_sample(file))
     target = cache_folder() / f"{file.stem}-{identity.hexdigest()[:16]}"
@@ -55,8 +54,7 @@ def gguf_file(folder: Path) -> Path:
 
 
 def gguf_digest(folder: Path) -> str:
-    """Identity of the GGUF file of a folder, without the files made from it: their text depends on the release of
-    transformers. See `checkpoint_digest`."""
+    """See `checkpoint_digest`; without the files made from a GGUF file, whose text depends on transformers' release."""
     file, tensors = gguf_file(folder), read_json(folder / GGUF_TENSORS)["tensors"].values()
     with file.open("rb") as stream:  # all before the weights: configuration, vocabulary, chat template
         header = stream.read(min((tensor["offset"] for tensor in tensors), default=0))
@@ -64,8 +62,7 @@ def gguf_digest(folder: Path) -> str:
 
 
 def write_tensor_table(file: Path, folder: Path) -> Any:
-    """Writes the table of a GGUF file's tensors: name, format, shape (rows first), offset and size. Returns the gguf
-    package's reader of the file."""
+    """Writes the table of a GGUF file's tensors: name, format, shape (rows first), place; returns its reader."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 
     class Reader(GGUFReader):  # type: ignore[misc]

@@ -35,8 +35,7 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def read_config(folder: Path) -> transformers.PretrainedConfig:
-    """A checkpoint's configuration. Raises `ModelError` if it cannot be read, or transformers does not know the
-    architecture or the rotary embedding."""
+    """A checkpoint's configuration; `ModelError` if transformers does not know architecture or rotary embedding."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # config classes raise errors of any kind
@@ -75,11 +74,7 @@ def empty_stock_model(
 
 def convert_weights(model: transformers.PreTrainedModel, dtype: torch.dtype, why_not: str) -> None:
     """Converts weights to `dtype`, but not buffers, since rotary frequencies are float32 in every format. Raises
-    `ModelError` if weights are quantized.
-
-    Args:
-        why_not: the beginning of that error.
-    """
+    `ModelError`, which begins with `why_not`, if weights are quantized. See `load_weights`."""
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point() or parameter.dtype.itemsize == 1:
             raise ModelError(f"{why_not}: {name} is {parameter.dtype}")
@@ -89,14 +84,10 @@ def convert_weights(model: transformers.PreTrainedModel, dtype: torch.dtype, why
 def load_weights(
     folder: Path, config: transformers.PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[transformers.PreTrainedModel, bool]:
-    """Reads a checkpoint's weights onto a device. See `read_config`.
-
-    Raises:
-        ModelError: a file is damaged, weights are missing, which transformers would initialise randomly, or they are
-            quantized in a way that transformers does not know, or does not unpack while it reads them.
-    Returns:
-        the model, and whether the checkpoint has an output layer, which embedding models and classifiers do not need.
-    """
+    """Reads a checkpoint's weights onto a device; also returns whether it has an output layer, which embedding models
+    and classifiers do not need. Raises `ModelError` if a file is damaged, weights are missing, which transformers would
+    initialise randomly, or they are quantized in a way that transformers does not know, or does not unpack while it
+    reads them. See `read_config`."""
     folder = unpack_gguf(folder)
     check_layers(folder)
     quantization = getattr(config, "quantization_config", None)

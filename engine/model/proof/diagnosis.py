@@ -26,8 +26,7 @@ _SETTINGS = ("window", "chunk", "softcap", "scal", "multiplier", "rope", "bias",
 
 
 def explain(config: PretrainedConfig, make_engine: MakeEngine, found: Difference) -> str:
-    """Names the first layer that differs, and a setting without which there is no difference, where one was `found`.
-    See `find_difference`."""
+    """Names the first layer that differs, and a setting without which nothing does. See `find_difference`."""
     where = _where_it_differs(config, make_engine)
     reason = f"with {found.policy}, log-probabilities differ by up to {found.error:.2g}{where}"
     for name, value in config.to_dict().items():
@@ -47,8 +46,7 @@ def explain(config: PretrainedConfig, make_engine: MakeEngine, found: Difference
 
 
 def _where_it_differs(config: PretrainedConfig, make_engine: MakeEngine) -> str:
-    """The first layer whose output differs for a single prompt, or that none does; nothing where the layers are
-    batchloom's own, whose outputs are not seen."""
+    """The first layer whose output differs for one prompt, or that none does; nothing for batchloom's layers."""
     prompt = max(prompts(), key=len)
     reference, mine = make_tiny_model(config), make_tiny_model(config)
     with torch.inference_mode(), _keeping_outputs(reference) as expected:

@@ -32,8 +32,7 @@ MakeEngine = Callable[[Model, EngineConfig], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A difference between the engine's results and transformers': with this key of `policies`, and the largest of a
-    log-probability."""
+    """From transformers' results, with this key of `policies`: the largest difference of a log-probability."""
 
     policy: str
     error: float
@@ -72,8 +71,7 @@ def as_request(name: str, prompt: list[int]) -> Request:
 
 
 def find_difference(config: PretrainedConfig, make_engine: MakeEngine) -> Difference | None:
-    """Computes a tiny model with both; None if the results agree. Raises `ModelError` if the engine or transformers
-    cannot compute it."""
+    """Computes a tiny model with both; None if the results agree. Raises `ModelError` if one of them cannot."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a tiny model is slower with more threads
     try:

@@ -16,10 +16,9 @@ from engine.model.quantized.mapped_tensors import PLAIN, MappedTensors
 
 
 class GgufWeights:
-    """A GGUF file's tensors by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm" or "lm_head". The
-    folder is from `engine.model.loading.gguf.open_gguf`. `families` are the architectures with more operations than
-    Llama's whose files are read here. Raises `ModelError` if the file cannot be read, or is shorter than its table of
-    tensors says."""
+    """The tensors of a folder from `open_gguf` by the names of transformers' modules, as "layers.3.mlp.up_proj", "norm"
+    or "lm_head". `families` have more operations than Llama's, and are read here. Raises `ModelError` if the file
+    cannot be read, or is shorter than its table of tensors says."""
 
     families = ("gemma2", "gemma3_text", "phi3", "qwen3_moe", "starcoder2")
 

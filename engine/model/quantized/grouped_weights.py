@@ -148,8 +148,7 @@ class GroupedWeights:
         return found.T if self._is_transposed else found.view(len(found), -1)
 
     def _why_not_zeros(self, place: str, num_columns: int, num_groups: int) -> str | None:
-        """Why the zero points of codes of 4 bits cannot be read; None if they can, or all are the middle of the
-        range."""
+        """Why the zero points of codes of 4 bits cannot be read; None if they can, or all are the range's middle."""
         name = f"{place}.{'qzeros' if self._is_transposed else 'weight_zero_point'}"
         tensor = self._tensors.get(name)
         if tensor is None:
@@ -186,8 +185,7 @@ class GroupedWeights:
         return _awq_columns(nibbles) if self._method == "awq" else nibbles.T
 
     def _unpack(self, raw: npt.NDArray[np.uint8], some: slice, num_bits: int) -> torch.Tensor:
-        """The codes ``[columns, depth]`` of the columns `some`, which begin at a multiple of 16, in raw rows of the
-        file's tensor."""
+        """The codes ``[columns, depth]`` of the columns `some`, from a multiple of 16 on, in the file's raw rows."""
         if self._method == "compressed-tensors":
             rows = torch.from_numpy(raw[some].copy())
             return rows if num_bits == 8 else _nibbles(rows)

@@ -26,8 +26,7 @@ _BYTES_AT_ONCE = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedTensor:
-    """The location of a tensor: the index of the mapped file, its format there, its offset, and its shape, rows
-    first."""
+    """The location of a tensor: the index of the mapped file, format and offset there, and its shape, rows first."""
 
     file: int
     format: str

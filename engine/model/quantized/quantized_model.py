@@ -110,8 +110,7 @@ def find_quantized(folder: Path, config: EngineConfig, device: torch.device) -> 
 
 
 def find_quantized_dtype() -> torch.dtype:
-    """What this machine computes quantized weights in: bfloat16 if it multiplies that, else float32. Raises
-    `NativeBuildError` as `quantized_library`."""
+    """What this machine computes quantized weights in: bfloat16 or float32. Raises as `quantized_library`."""
     return element_type(quantized_library())
 
 
@@ -147,8 +146,7 @@ def _why_not(
 
 
 class QuantizedModel(Model):
-    """A `Model` on the CPU whose layers, output layer and embeddings have quantized weights; `skeleton` is the same
-    model on the meta device."""
+    """A `Model` on the CPU with quantized weights; `skeleton` is the same model on the meta device."""
 
     def __init__(self, skeleton: Any, weights: QuantizedWeights, device: torch.device) -> None:
         super().__init__(skeleton, device=device, owns_weights=True)
@@ -213,8 +211,7 @@ def _fill_in(weights: QuantizedWeights, module: nn.Module, place: str, dtype: to
 
 
 def _read_products(weights: QuantizedWeights, layer: Any, place: str) -> list[Parts]:
-    """The products of a layer by their parts: qkv, output, gate and up (or the first product of a feed-forward without
-    a gate), down."""
+    """The products of a layer by their parts: qkv, output, gate and up (or the first product without a gate), down."""
 
     def read(*names: str) -> Parts:
         return [weights.columns(f"{place}.{name}") for name in names]

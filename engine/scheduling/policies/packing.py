@@ -16,9 +16,9 @@ import numpy as np
 
 from engine.config import Packing
 from engine.kernels import cdiv
-from engine.scheduling.chunks import ChunkGroup, Chunks
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.token_batch import ChunkGroup, Chunks
 
 if TYPE_CHECKING:
     from engine.scheduling.step import Step

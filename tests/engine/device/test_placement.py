@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from engine import Engine, EngineConfig
-from engine.device.placement import check_device, resolve_device
-from engine.device.threads import use_threads
+from engine.device.placement import check_device, resolve_device, use_threads
 from engine.errors import ConfigError
 
 

@@ -40,8 +40,8 @@ class Cache(HashMemory):
 class LateWorker:
     """Computes steps in turn, at any time between sending and taking."""
 
-    def __init__(self, memory: Cache, rng: random.Random) -> None:
-        self._memory = memory
+    def __init__(self, cache: Cache, memory: Cache, rng: random.Random) -> None:
+        self._cache, self._memory = cache, memory
         self._rng = rng
         self._waiting: list[TokenBatch] = []
         self._done: list[tuple[npt.NDArray[np.int32], npt.NDArray[Any], torch.Tensor]] = []
@@ -54,14 +54,14 @@ class LateWorker:
         self._waiting.append(batch)
         self._work()
 
-    def take(self, cache: Cache, *, waits: bool) -> torch.Tensor | None:
+    def take(self, *, waits: bool) -> torch.Tensor | None:
         self._work()
         if not self._done:
             if not waits:
                 return None
             self._compute()
         block_ids, kv, hidden = self._done.pop(0)
-        cache.blocks[block_ids] = kv
+        self._cache.blocks[block_ids] = kv
         return hidden
 
     def _work(self) -> None:
@@ -119,12 +119,12 @@ def test_each_token_is_computed_from_kv_that_is_there(
     tables = kept_tables(windows, config)
     num_blocks *= len(tables)
     cache, there = Cache(num_blocks, windows), Cache(num_blocks, windows)
-    pool, worker = make_pool(config, num_blocks, tables), LateWorker(there, rng)
+    pool, worker = make_pool(config, num_blocks, tables), LateWorker(cache, there, rng)
     poison_freed_blocks(pool, cache, there)
     groups = schedule_groups(requests, plan_prefix_groups(prompts), (), config)
     scheduler = Scheduler(groups, pool=pool, config=config, swap=SwapSpace(cache, 0))  # type: ignore[arg-type]
     sampler = TokenSampler(HashHead(), None)  # type: ignore[arg-type]
-    steps = run_disaggregated(scheduler, cache.forward, sampler, worker, cache, is_compiled=False)  # type: ignore[arg-type]
+    steps = run_disaggregated(scheduler, cache.forward, sampler, worker, is_compiled=False)  # type: ignore[arg-type]
     ended: list[int] = []
     for step, answered in steps:
         assert pool.num_used <= pool.num_blocks

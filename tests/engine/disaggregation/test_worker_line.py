@@ -11,8 +11,7 @@ from engine.config import EngineConfig
 from engine.disaggregation.worker_line import decode, encode
 from engine.errors import ConfigError, OutOfMemoryError, PrefillWorkerError
 from engine.kv.kv_cache import KVShape
-from engine.scheduling.chunks import ChunkGroup, Chunks
-from engine.scheduling.token_batch import build_token_batch
+from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz])

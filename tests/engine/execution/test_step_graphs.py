@@ -30,16 +30,11 @@ def decode_step(num_rows: int, rng: random.Random) -> list[GroupSize]:
 @pytest.mark.parametrize(("group_size", "num_kv_heads"), [(1, 8), (4, 8), (8, 1)])
 def test_decode_steps_fit_into_their_bucket(architecture: str, group_size: int, num_kv_heads: int) -> None:
     tuned = load_tuned(architecture, element_bits=16, head_dim=128)
-    backend = SimpleNamespace(
-        tuned=tuned, num_processors=tuned.num_processors, num_kv_heads=num_kv_heads, group_size=group_size
-    )
+    backend = SimpleNamespace(tuned=tuned, num_kv_heads=num_kv_heads, group_size=group_size)
     rng = random.Random(3)
     for num_rows in (1, 2, 7, 64, 100, 511, 2000):
         batch, num_blocks = make_batch(decode_step(num_rows, rng), BLOCK_SIZE)
-        work_list = build_work_list(
-            batch, tuned, group_size=group_size, num_kv_heads=num_kv_heads, num_processors=tuned.num_processors,
-            policy="fused", launches=tuned.launches,
-        )  # fmt: skip
+        work_list = build_work_list(batch, tuned, group_size=group_size, num_kv_heads=num_kv_heads, policy="fused")
         bucket = next(size for size in BUCKETS if size >= num_rows)
         capacity = work_capacity(backend, bucket, most_blocks=50_000 // BLOCK_SIZE + 1, num_kv_blocks=num_blocks)  # type: ignore[arg-type]
         assert capacity.holds(WorkCapacity.of(work_list)), (capacity, WorkCapacity.of(work_list))

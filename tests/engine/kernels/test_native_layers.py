@@ -15,8 +15,7 @@ from engine.kernels.decoder_layer import LayerWeights, Linear
 from engine.kernels.layer_by_layer import LayerByLayer
 from engine.kernels.scoring import Scoring
 from engine.model.loading.checkpoint import cache_folder
-from engine.scheduling.chunks import ChunkGroup, Chunks
-from engine.scheduling.token_batch import build_token_batch
+from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, BLOCK_SIZE = 96, 160, 4, 2, 32, 32
@@ -133,7 +132,7 @@ def test_layers_in_one_call(
     assert isinstance(packed, PackedLayers)
     for _ in range(2):  # the second time on what the first one left in scratch memory
         keys, values = caches(), caches()
-        out = packed(hidden.clone(), keys, values, work, *rotation, output_rows)
+        out = packed(hidden.clone(), (keys, values), work, rotation, output_rows)
         assert torch.equal(out, expected)
         written, wanted = (*keys, *values), (*expected_keys, *expected_values)
         assert all(torch.equal(*pair) for pair in zip(written, wanted, strict=True))
@@ -195,7 +194,7 @@ def test_experts_are_those_of_torch(
     batch = batch_of(99)
     work = kernels.prepare(batch)
     num_rows = work.num_rows
-    cos, sin = torch.ones(num_rows, DIM), torch.zeros(num_rows, DIM)
+    angles = torch.ones(num_rows, DIM), torch.zeros(num_rows, DIM)
     hidden = draw(num_rows, hidden_size)
     shape = (int(batch.slot_mapping.max()) // BLOCK_SIZE + 1, BLOCK_SIZE, KV_HEADS, DIM)
     keys, values = ([torch.zeros(shape, dtype=kernels.dtype)] for _ in range(2))
@@ -203,12 +202,12 @@ def test_experts_are_those_of_torch(
     assert isinstance(packed, PackedLayers)
     unpacked = UnpackedLayer(kernels, layer)
     assert unpacked._weights.gate.data_ptr() == unpacked._gate_up.data_ptr(), "gate and up are kept once"
-    expected = LayerByLayer([unpacked])(hidden, keys, values, work, cos, sin)
+    expected = LayerByLayer([unpacked])(hidden, (keys, values), work, angles)
     # What the experts add is large beside the rows; each rounding of it in bf16 is 1/256 at most.
     most = 0.05 if kernels.dtype == torch.bfloat16 else 1e-5
     # Few of them, all, and none.
     for output_rows in (torch.tensor([7, 0, num_rows - 1]), None, torch.tensor([], dtype=torch.int64)):
-        out = packed(hidden.clone(), keys, values, work, cos, sin, output_rows)
+        out = packed(hidden.clone(), (keys, values), work, angles, output_rows)
         wanted = expected if output_rows is None else expected[output_rows]
         assert out.shape == wanted.shape
         assert len(out) == 0 or (out - wanted).abs().max() < most * wanted.abs().max()

@@ -3,6 +3,7 @@
 import ast
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,10 +39,8 @@ def plan(
     launch: str = "", num_kv_heads: int = 2,
 ) -> WorkList:  # fmt: skip
     tuned = load_tuned(architecture, element_bits=16, head_dim=64)
-    return build_work_list(
-        batch, tuned, group_size=group_size, num_kv_heads=num_kv_heads, num_processors=tuned.num_processors,
-        policy=policy, launches=[found for found in tuned.launches if launch in ("", found.name)],
-    )  # fmt: skip
+    tuned = replace(tuned, launches=tuple(found for found in tuned.launches if launch in ("", found.name)))
+    return build_work_list(batch, tuned, group_size=group_size, num_kv_heads=num_kv_heads, policy=policy)
 
 
 def tokens_of(work_list: WorkList) -> int:
@@ -79,13 +78,11 @@ def test_sharing_never_costs_more_than_paged(groups: Sequence[GroupSize], group_
     batch, _ = make_batch(groups, 16)
     tuned = load_tuned(architecture, element_bits=16, head_dim=64)
     for launch in tuned.launches:
+        device = replace(tuned, launches=(launch,), num_processors=20)
         fused, paged = (
-            choose(
-                StepSizes.of(batch), [launch], tuned, group_size=group_size, num_kv_heads=2, num_processors=20,
-                policy=policy,
-            )
+            choose(StepSizes.of(batch), device, group_size=group_size, num_kv_heads=2, policy=policy)
             for policy in ("fused", "paged")
-        )  # fmt: skip
+        )
         # The margin leaves alone what sharing would win by less.
         most = paged.step_us * (1 - SHARE_MARGIN) if fused.is_shared.any() else paged.step_us
         assert fused.step_us <= most

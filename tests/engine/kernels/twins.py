@@ -164,10 +164,5 @@ def _tile_tokens(cache: torch.Tensor, work_list: WorkList, tile: npt.NDArray[np.
         (int(tile[TileField.OWN_ENTRY]), max(begin - prefix_len, 0), max(end - prefix_len, 0)),
     )
     return torch.cat(
-        [
-            block_tokens(cache, work_list.block_table[entry : entry - (-last // cache.shape[1])] >> SLOT_BITS)[
-                first:last
-            ]
-            for entry, first, last in ranges
-        ]
+        [block_tokens(cache, work_list.block_table[entry:] >> SLOT_BITS, first, last) for entry, first, last in ranges]
     )

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.cpu.native_build import load_library
@@ -20,14 +21,8 @@ SHAPE = KVShape(num_layers=1, num_kv_heads=1, head_dim=32, dtype=torch.float32)
 
 
 def make(name: str, *, block_size: int = 32, device: str = "cpu", has_layers: bool = True) -> AttentionBackend:
-    return make_attention(
-        name,  # type: ignore[arg-type]
-        num_q_heads=2,
-        kv_shape=SHAPE,
-        block_size=block_size,
-        device=torch.device(device),
-        has_layers=has_layers,
-    )
+    config = EngineConfig(attention=name, block_size=block_size)  # type: ignore[arg-type]
+    return make_attention(config, torch.device(device), num_q_heads=2, kv_shape=SHAPE, has_layers=has_layers)
 
 
 def test_auto_is_native_where_it_compiles() -> None:

@@ -1,5 +1,5 @@
 // What attention takes: its shape, the rule of a layer, and a step's work in items, of which a thread computes one for one
-// KV head at a time. engine/kernels/cpu/native_work.py has the same fields, and describes the arrays.
+// KV head at a time. engine/kernels/cpu/layer_structures.py has the same fields, and describes the arrays.
 #pragma once
 
 #include <omp.h>

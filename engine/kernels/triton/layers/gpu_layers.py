@@ -29,8 +29,7 @@ MULTIPLE = 16
 
 
 class GpuLayer:
-    """One layer of `LayerByLayer`. An operation deletes tensors that are not needed after it, so that the next one can
-    reuse their memory."""
+    """One layer of `LayerByLayer`. Operations delete tensors that are not needed after them, whose memory is reused."""
 
     def __init__(self, attention: "TritonAttention", weights: LayerWeights) -> None:
         self._attention = attention
@@ -54,7 +53,7 @@ class GpuLayer:
     def rotate_and_write_kv(self, s: LayerState) -> None:
         w = self._weights
         s.query = rotate_and_write_kv(
-            s.qkv, *s.rotation, *s.caches, s.work.slots,
+            s.qkv, *s.angles, *s.caches, s.work.slots,
             num_q_heads=self._attention.num_q_heads, q_norm=w.q_norm, k_norm=w.k_norm, epsilon=w.epsilon,
         )  # fmt: skip
         del s.qkv

@@ -178,13 +178,14 @@ def add_rms_norm(
         raise ValueError("rows must be int64 [R], contiguous, and come with an addend")
     if normed is None:
         normed = residual.new_empty(shape)
-    _check("weight", weight, residual.shape[1:], residual)
-    _check("residual", residual, residual.shape, residual)
+    kind = residual.dtype, residual.device
+    check_tensor("weight", weight, residual.shape[1:], *kind)
+    check_tensor("residual", residual, residual.shape, *kind)
     written, scales = (normed.values, normed.scales) if isinstance(normed, ScaledRows) else (normed, residual)
     largest = largest_of(written)
-    _check("normed", written, shape, written if largest else residual)
+    check_tensor("normed", written, shape, written.dtype if largest else residual.dtype, residual.device)
     if addend is not None:
-        _check("addend", addend, shape, residual)
+        check_tensor("addend", addend, shape, *kind)
     total = residual if addend is None else residual.new_empty(shape)
     if num_rows:
         added = residual if addend is None else addend
@@ -237,10 +238,11 @@ def rotate_and_write_kv(
         raise ValueError(f"head_dim must be even, got {head_dim}")
     if query is None:
         query = qkv.new_empty((num_rows, num_q_heads, head_dim))
-    _check("qkv", qkv, (num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim), qkv)
-    _check("query", query, (num_rows, num_q_heads, head_dim), qkv)
+    kind = qkv.dtype, qkv.device
+    check_tensor("qkv", qkv, (num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim), *kind)
+    check_tensor("query", query, (num_rows, num_q_heads, head_dim), *kind)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        _check(name, cache, k_cache.shape, k_cache if largest else qkv)
+        check_tensor(name, cache, k_cache.shape, k_cache.dtype if largest else qkv.dtype, qkv.device)
     if k_cache.stride() != v_cache.stride():
         raise ValueError(f"cache strides differ: key {k_cache.stride()}, value {v_cache.stride()}")
     for name, angles in (("cos", cos), ("sin", sin)):
@@ -252,7 +254,7 @@ def rotate_and_write_kv(
         raise ValueError("query and key heads are normed both, or neither")
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
-            _check(name, norm, (head_dim,), qkv)
+            check_tensor(name, norm, (head_dim,), *kind)
     if num_rows:
         num_programs = triton.cdiv(num_q_heads, HEADS_A_PROGRAM) + triton.cdiv(num_kv_heads, HEADS_A_PROGRAM)
         _rotate_and_write_kv_kernel[(num_rows, num_programs)](
@@ -272,8 +274,8 @@ def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
     num_rows, size = len(gate_up), gate_up.shape[1] // 2
     if out is None:
         out = gate_up.new_empty((num_rows, size))
-    _check("gate_up", gate_up, (num_rows, 2 * size), gate_up)
-    _check("out", out, (num_rows, size), gate_up)
+    check_tensor("gate_up", gate_up, (num_rows, 2 * size), gate_up.dtype, gate_up.device)
+    check_tensor("out", out, (num_rows, size), gate_up.dtype, gate_up.device)
     if num_rows:
         _swiglu_kernel[(num_rows, triton.cdiv(size, SWIGLU_COLUMNS))](
             gate_up, out, gate_up.stride(0), out.stride(0), SIZE=size, N=SWIGLU_COLUMNS,
@@ -282,9 +284,12 @@ def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
     return out
 
 
-def _check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor) -> None:
-    if tensor.shape != shape or tensor.dtype != like.dtype or tensor.device != like.device or tensor.stride(-1) != 1:
+def check_tensor(
+    name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raises `ValueError` for a tensor that a launch does not support. See `torch.Tensor`."""
+    if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != device.type or tensor.stride(-1) != 1:
         raise ValueError(
-            f"{name} must be {like.dtype} {list(shape)} on {like.device} and contiguous along its last dimension, "
+            f"{name} must be {dtype} {list(shape)} on {device} and contiguous along its last dimension, "
             f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device} with strides {tensor.stride()}"
         )

@@ -284,9 +284,9 @@ def run_fp8_layers() -> tuple[list[str], float]:
         computed = backend.make_layers(iter(layers))
         assert computed is not None
         held = [[packed(cache, fp8) for cache in kv[:, i]] for i in range(2)]
-        work, given, cos, sin = backend.prepare(batch), hidden.clone(), angles.cos(), angles.sin()
+        work, given, rotation = backend.prepare(batch), hidden.clone(), (angles.cos(), angles.sin())
         with torch.inference_mode(), LaunchCounter() as counter:
-            out = computed(given, *held, work, cos, sin, output_rows)
+            out = computed(given, held, work, rotation, output_rows)
         # Attention's result is quantised, and its rows selected, by a launch of its own; another one copies KV.
         findings.problems += launch_problems(counter.launched, [num_launches] * 3)
         rows = slice(None) if output_rows is None else output_rows

@@ -287,9 +287,9 @@ def run_layers() -> tuple[list[str], float]:
         computed = backend.make_layers(iter(layers))
         assert computed is not None
         keys, values = ([cache.clone() for cache in kv[:, i]] for i in range(2))
-        work, given, cos, sin = backend.prepare(batch), hidden.clone(), angles.cos(), angles.sin()
+        work, given, rotation = backend.prepare(batch), hidden.clone(), (angles.cos(), angles.sin())
         with torch.inference_mode(), LaunchCounter() as counter:
-            out = computed(given, keys, values, work, cos, sin, output_rows)
+            out = computed(given, (keys, values), work, rotation, output_rows)
         # One more in the last layer: the output rows.
         findings.problems += launch_problems(counter.launched, [9, 9, 9 + (output_rows is not None)])
         expected_kv, expected = kv.double(), hidden.double()

@@ -276,7 +276,7 @@ def test_damaged_and_changed_files_are_named(tiny_llama: Path, tmp_path: Path) -
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors cannot be read"):
         check_adapter(Adapter.find(tmp_path), tiny_llama)
     (tmp_path / "adapter_config.json").write_text("[]")
-    with pytest.raises(ModelError, match=r"adapter_config\.json cannot be read: not an object"):
+    with pytest.raises(ModelError, match=r"adapter_config\.json must hold an object, got list"):
         Adapter.find(tmp_path)
 
 
