@@ -64,7 +64,7 @@ def set_connection_options(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def set_option(connection: duckdb.DuckDBPyConnection, name: str, value: str | bool | list[str]) -> None:
-    """Change a setting of DuckDB, which holds for the connection, or for the database in this process."""
+    """Change a setting of DuckDB, of the connection or of the database in this process. See `settings/set`."""
     execute(connection, "settings/set", {"value": value}, setting=name)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.decoder_layer import LayerWeights
-from engine.model.adapters.adapter import Adapter
+from engine.model.adapters.adapter import Adapter, check_type
 from engine.model.adapters.lora import Base, Update, find_updates, merge, restore
 from engine.model.model import Model
 
@@ -34,6 +34,8 @@ class AdaptedModel(Model):
     ) -> "AdaptedModel":
         """A model with an adapter; None: the base without changes. See `Model.load`; also raises `ModelError` where
         the adapter cannot be read, or does not fit the model."""
+        if adapter is not None:
+            check_type(adapter)
         made = cls.load(model, **how)
         assert isinstance(made, cls), "load returns an instance of the class it is called on"
         made.keeps_base = keeps_base

@@ -62,6 +62,12 @@ class Adapter:
             raise ModelError(f"adapter {self.folder!r} is not the one with which the run began")
 
 
+def check_type(adapter: object) -> None:
+    """Raises `ModelError` for anything but an `Adapter`."""
+    if not isinstance(adapter, Adapter):
+        raise ModelError(f"adapter must be an Adapter, as Adapter.find(folder) makes, got {adapter!r}")
+
+
 def refuse_uncovered(config: Mapping[str, Any], folder: Path) -> None:
     """Raises `ModelError` if an adapter with this config is more than low-rank updates of linear layers."""
     if (kind := config.get("peft_type")) != "LORA":

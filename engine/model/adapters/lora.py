@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from engine.errors import ModelError
-from engine.model.adapters.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter
+from engine.model.adapters.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, check_type
 from engine.model.loading.checkpoint import read_json
 from engine.model.loading.stock_weights import read_config
 
@@ -66,8 +66,7 @@ def read_updates(adapter: Adapter) -> tuple[dict[str, Update], str]:
     """An adapter's updates in host memory by the module names in its file, and the end of a message: the model that it
     was made for. Raises `ModelError` if it is no `Adapter`, or its file is damaged, has tensors that are not factors of
     linear layers, or lacks a factor."""
-    if not isinstance(adapter, Adapter):
-        raise ModelError(f"adapter must be an Adapter, as Adapter.find(folder) makes, got {adapter!r}")
+    check_type(adapter)
     adapter.verify()
     folder, who = Path(adapter.folder), f"adapter {adapter.folder!r}"
     config = read_json(folder / CONFIG_FILE)
