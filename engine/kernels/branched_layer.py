@@ -91,7 +91,9 @@ class BranchedWeights(LayerWeights):
         select_normed_rows: select_rows that also selects the normed rows, which a parallel feed-forward reads.
         output_branch, down_branch: a product that add_attention or add_mlp norms, multiplies and adds later.
         activate: replaces gate_up for another activation than silu, a bias, or no gate.
-        route, experts: replace gate_up and down: sort rows by expert, then sum up results, which add_mlp adds."""
+        route, experts: replace gate_up and down: sort rows by expert, then compute the weighted sum of their experts'
+            results, which add_mlp adds.
+        """
         replaced: dict[str, tuple[str, ...]] = {}
         if self.norm_offset or self.is_centered or not self.attention_norm.numel():
             replaced["attention_norm"] = ("attention_input",)

@@ -27,12 +27,15 @@ def add_cascades(
     steps: Sequence[Step], workloads: Mapping[str, Workload], cascades: Mapping[str, Cascade]
 ) -> tuple[tuple[Step, ...], dict[str, Workload], dict[str, CascadeStep]]:
     """The graph with one more step after each workload with a cascade, or two if a sample chooses the threshold. Steps
-    that come after such a workload come after its last step. Raises `ConfigError` if answers have no probability, or
-    the cascade leads to the workload's own model.
+    that come after such a workload come after its last step.
 
     Args:
         steps: of the workloads, in the order of the file.
-        workloads, cascades: by step name, as the workloads and the cascade steps that are returned with all steps.
+        workloads, cascades: by step name.
+    Returns:
+        all steps, their workloads by step name, and the cascade steps by step name.
+    Raises:
+        ConfigError: answers have no probability, or the cascade leads to the workload's own model.
     """
     added, found, roles = list[Step](), dict(workloads), dict[str, CascadeStep]()
     last: dict[str, str] = {}
