@@ -42,9 +42,13 @@ JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separa
 
 
 class Vocabulary:
-    """A model's tokens as text. It takes about a second to make, and all grammars for a model share it. `tokenizer` is
-    a fast (Rust) tokenizer; `vocab_size` counts the rows of the model's output layer, of which those without a token
-    are never allowed; at least one of `eos_token_ids` ends an answer."""
+    """A model's tokens as text. It takes about a second to make, and all grammars for a model share it.
+
+    Args:
+        tokenizer: of the model; a fast (Rust) tokenizer.
+        vocab_size: rows of the model's output layer; those without a token are never allowed.
+        eos_token_ids: tokens that end an answer, at least one.
+    """
 
     def __init__(
         self, tokenizer: "Tokenizer | PreTrainedTokenizerFast", *, vocab_size: int, eos_token_ids: Collection[int]
@@ -67,8 +71,12 @@ class Vocabulary:
         return LLMatcher(self._json if is_json else self._plain, source, log_level=0)
 
     def fill_masks(self, matchers: list[tuple[LLMatcher, int]], masks: npt.NDArray[np.int32]) -> None:
-        """Writes the masks of allowed next tokens, with several threads. `matchers` come with their rows of `masks`,
-        ``[n, ceil(size / 32)]``, in which bit t % 32 of word t // 32 is set where token t is allowed."""
+        """Writes the masks of allowed next tokens, with several threads.
+
+        Args:
+            matchers: each with its row of `masks`.
+            masks: ``[n, ceil(size / 32)]``; bit t % 32 of word t // 32 is set where token t is allowed.
+        """
         if self._executor is None:
             self._executor = LLExecutor()
         fill_next_token_bitmask_par(self._executor, matchers, masks)
@@ -174,8 +182,10 @@ def _first_line(message: str) -> str:
 
 
 class Constraint:
-    """The state of one answer in its grammar, of whose opening the answer has the tokens `known` already.
+    """The state of one answer in its grammar.
 
+    Args:
+        known: tokens of the grammar's opening that the answer has already.
     Attributes:
         forced: the next tokens where they are forced; where the answer is complete, its end-of-sequence token.
         has_ended: whether the answer has its end-of-sequence token.

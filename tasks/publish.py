@@ -65,7 +65,11 @@ class _NotReplacedError(Exception):
 
 
 def publish_night(database: Path, target: Path, *, is_lenient: bool = False) -> None:
-    """See `publish`. With `is_lenient` the night has failed already: try once, and log an error instead of raising."""
+    """`publish` at the end of a flow.
+
+    Args:
+        is_lenient: the night has failed already: try once, and log an error instead of raising it.
+    """
     task_of_night = publish.with_options(retries=0) if is_lenient else publish
     state = task_of_night(str(database), str(target), return_state=True)
     if state.is_completed() or not is_lenient:

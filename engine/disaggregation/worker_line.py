@@ -100,10 +100,14 @@ def _from_json(value: Any, arrays: io.BytesIO) -> Any:
 class WorkerLine:
     """One end of the connection. Messages arrive in order; one thread may send while another receives.
 
-    The shared memory, of the file `memory_fd` and `num_bytes` bytes, has a region for each step in flight, with room
-    for the KV of any step; they are used in turn: the decoding process takes the KV of a step before it sends the next
-    but one. The memory is anonymous, so it is freed when both processes end, and only the pages that were written take
-    memory."""
+    The shared memory has a region for each step in flight, used in turn: the decoding process takes the KV of a step
+    before it sends the next but one. The memory is anonymous, so it is freed when both processes end, and only the
+    pages that were written take memory.
+
+    Args:
+        memory_fd: of a file in memory of `num_bytes` bytes.
+        num_bytes: of all regions together; a region has room for the KV of any step.
+    """
 
     def __init__(self, connection: socket.socket, memory_fd: int, num_bytes: int) -> None:
         self._connection = connection

@@ -175,8 +175,12 @@ class Encoder:
 
     @torch.inference_mode()
     def forward(self, texts: Sequence[np.ndarray[Any, np.dtype[np.int32]]], separator: int | None) -> torch.Tensor:
-        """Last hidden states of the texts' tokens, ``[T, hidden]``; fastest where texts of equal length are neighbours.
-        `texts` are int32 token ids with special tokens; for `separator` see `engine.Request.pair_separator`."""
+        """Last hidden states of the texts' tokens, ``[T, hidden]``.
+
+        Args:
+            texts: int32 token ids with special tokens; fastest where texts of equal length are neighbours.
+            separator: see `engine.Request.pair_separator`.
+        """
         lengths = [len(text) for text in texts]
         positions = np.concatenate([np.arange(length) for length in lengths]) + self._first_position
         numbers = to_device(np.stack([np.concatenate(texts).astype(np.int64), positions]), self.device)

@@ -14,9 +14,13 @@ if TYPE_CHECKING:  # takes seconds to import
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """The particulars of one `model_type`: `prepare` makes of the model and of pooled states ``[n, hidden]`` what the
-    `classifier` of a `...ForSequenceClassification` reads. With `counts_from_padding`, positions start after the
-    padding token's id, so that as many fewer tokens fit."""
+    """The particulars of one `model_type`.
+
+    Attributes:
+        prepare: what the `classifier` of a `...ForSequenceClassification` reads, made of the model and of pooled states
+            ``[n, hidden]``.
+        counts_from_padding: whether positions start after the padding token's id, so that as many fewer tokens fit.
+    """
 
     prepare: Callable[[Any, "torch.Tensor"], Any]
     counts_from_padding: bool = False

@@ -88,8 +88,12 @@ class ConstrainedSampler(TokenSampler):
         return self._constraints[sequence]
 
     def _make_masks(self, masked: Sequences[tuple[int, Constraint | None, list[int]]], num_rows: int) -> Masks:
-        """The masks of a step. `masked` has for each answer its first row, its constraint (None within thoughts), and
-        the guesses of its further rows. Other rows, and those whose grammar has failed, allow every token."""
+        """The masks of a step. Rows that are not in `masked` or whose grammar has failed allow every token.
+
+        Args:
+            masked: for each answer its first row, its constraint (None within thoughts), and the guesses of its further
+                rows.
+        """
         masks = np.full((num_rows, cdiv(self._model.vocab_size, 32)), _ALL, dtype=np.int32)
         rows: list[tuple[int, Constraint]] = []
         for first, constraint, guesses in masked:

@@ -29,9 +29,14 @@ _GB = 10**9
 def find_kv_budget(
     config: EngineConfig, model: Model, backend: AttentionBackend, graphable: "TritonAttention | None"
 ) -> int:
-    """Bytes of KV memory for "auto" once the weights are loaded, the same for each process that shares the device. A
-    GPU's memory is measured with the model's `backend`, which is also `graphable` where CUDA graphs will be made.
-    Raises `CapacityError` if nothing is left for KV. See `StepRunner`."""
+    """Bytes of KV memory for "auto" once the weights are loaded, the same for each process that shares the device.
+
+    Args:
+        backend: of the model; a GPU's memory is measured with it.
+        graphable: the backend where CUDA graphs will be made.
+    Raises:
+        CapacityError: nothing is left for KV.
+    """
     device, fraction = model.device, config.memory_fraction
     num_processes = 2 if config.disaggregation == "processes" and resolve_prefill_device(device) == device else 1
     if device.type == "cpu":
@@ -101,8 +106,12 @@ class MemoryProfile:
 def measure_memory(
     model: Model, backend: AttentionBackend, config: EngineConfig, *, graph_share: float, graph_bytes: int
 ) -> MemoryProfile:
-    """Runs one full step, with KV memory for this step only, which is freed afterwards. CUDA graphs keep `graph_share`
-    of the step's memory for themselves, and need `graph_bytes` beyond it. See `find_kv_budget`."""
+    """Runs one full step, with KV memory for this step only, which is freed afterwards.
+
+    Args:
+        graph_share: the share of a full step's memory that CUDA graphs keep for themselves.
+        graph_bytes: the memory that they need beyond this.
+    """
     device = model.device
     _start_peak(device)
     resident_bytes = torch.cuda.memory_reserved(device)

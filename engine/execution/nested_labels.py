@@ -7,11 +7,15 @@ import numpy.typing as npt
 
 
 def set_apart(scores: npt.NDArray[np.float64], labels: Sequence[tuple[int, ...]]) -> npt.NDArray[np.float64]:
-    """Takes from the probability of a label that of the longer labels which begin with it. `scores` are natural-log
-    probabilities up to a constant, which the result has, too; `labels` are token ids.
+    """Takes from the probability of a label that of the longer labels which begin with it.
 
     The teacher-forced probability of "1" is that of all answers that begin with it, "10" among them: without this, the
-    longer label could never be the most probable one."""
+    longer label could never be the most probable one.
+
+    Args:
+        scores: natural-log probability of each label, up to a constant; the result has the same constant.
+        labels: token ids of each.
+    """
     places = {label: place for place, label in enumerate(labels)}
     longer: dict[int, list[float]] = {}
     for label, place in places.items():

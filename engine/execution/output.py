@@ -28,8 +28,12 @@ Decoder = Callable[[Sequences[int]], str]
 @dataclass(frozen=True, slots=True)
 class PendingTokens:
     """The sampled tokens, label scores and pooled vectors of one step; the device may still be computing them.
-    `token_ids`, int64 ``[n]`` on the device, has one for each row of `Step.sampled`. `copies` in host memory are of
-    token_ids, of the sum of the hidden states, and of the results of `score_rows`, to which `books` belong."""
+
+    Args:
+        token_ids: int64 ``[n]`` on the device, one token for each row of `Step.sampled`.
+        copies: token_ids, the sum of the hidden states, and the results of `score_rows`, being copied to the host.
+        books: of these results.
+    """
 
     step: Step
     token_ids: torch.Tensor

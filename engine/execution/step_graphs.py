@@ -45,9 +45,13 @@ GRAPH_BYTES = 16 << 20
 
 
 class DeviceGraph:
-    """A graph of a CUDA or ROCm GPU, captured on `stream`: torch's own belongs to the GPU of the process's first
-    capture. It shares the memory of the `other` graph, if any, because they never run at the same time. A pool of
-    memory ends with the last graph that has it, and torch refuses to capture with its handle then."""
+    """A graph of a CUDA or ROCm GPU.
+
+    Args:
+        stream: the one to capture on; torch's own belongs to the GPU of the process's first capture.
+        other: a graph whose memory this one shares, because they never run at the same time; None: it has its own. A
+            pool of memory ends with the last graph that has it, and torch refuses to capture with its handle then.
+    """
 
     def __init__(self, stream: torch.cuda.Stream, other: "DeviceGraph | None") -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -207,8 +211,12 @@ class StepGraphs:
 
 
 def work_capacity(backend: "TritonAttention", num_rows: int, *, most_blocks: int, num_kv_blocks: int) -> WorkCapacity:
-    """The capacity for steps of num_rows sequences of one row and `most_blocks` each, prefixes included.
-    `num_kv_blocks` bounds the sequences' own blocks, and those of prefixes, and of packs. See `WorkCapacity`."""
+    """The capacity for steps of num_rows sequences of one row each.
+
+    Args:
+        most_blocks: of one sequence, its prefix's included.
+        num_kv_blocks: bounds the sequences' own blocks; prefixes and packs are assumed to have at most as many each.
+    """
     # Each row has a tile for its own KV, packed or not, and at most one in a prefix tile; ranges are split into no more
     # tiles than fill the program slots a few times.
     tuned = backend.tuned

@@ -70,8 +70,11 @@ class StepRunner:
 
     def forward(self, batch: TokenBatch, pending_token_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Launches a step, which writes its KV; on a GPU the call returns before the step is computed. Returns last
-        hidden states ``[R, hidden]`` of batch.output_rows, before the output layer. `pending_token_ids`, int64, are the
-        tokens of the step before where only the device knows them yet."""
+        hidden states ``[R, hidden]`` of batch.output_rows, before the output layer.
+
+        Args:
+            pending_token_ids: int64, tokens that the step before samples, where only the device knows them yet.
+        """
         if self.model.shard is not None:
             self.model.shard.send(batch)
         hidden = None if self.graphs is None else self.graphs.forward(batch, pending_token_ids)

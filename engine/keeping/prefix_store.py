@@ -71,8 +71,12 @@ class PrefixStore:
         self._make_room(0)
 
     def name_blocks(self, token_ids: npt.NDArray[np.int32], block_size: int, about: str) -> list[bytes]:
-        """Keys of the full blocks of a prefix, whose `token_ids` are int32, from the prompt's first token on. `about`
-        identifies the model and the layout of its KV, on which a block's contents depend, too. See `find`."""
+        """Keys of the full blocks of a prefix.
+
+        Args:
+            token_ids: int32, from the prompt's first token on.
+            about: identifies the model and the layout of its KV, on which a block's contents depend, too.
+        """
         key, keys = hashlib.blake2b(about.encode(), key=self._secret, digest_size=16).digest(), []
         for end in range(block_size, len(token_ids) + 1, block_size):
             tokens = np.ascontiguousarray(token_ids[end - block_size : end], np.int32)

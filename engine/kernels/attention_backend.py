@@ -17,8 +17,12 @@ class OutputLayer(Protocol):
         """``[R, vocab_size]`` in the dtype of the weights; float32 for int8 weights."""
 
     def most_likely(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """The arg max of the logits, the lowest token id on ties: int64 ``[R]``. Token t may be chosen if bit t % 32 of
-        word t // 32 of `allowed`, int32 ``[R, ceil(vocab_size / 32)]``, is set, at least one in each row. None: all."""
+        """The arg max of the logits, the lowest token id on ties: int64 ``[R]``.
+
+        Args:
+            allowed: int32 ``[R, ceil(vocab_size / 32)]``: token t may be chosen if bit t % 32 of word t // 32 is set,
+                at least one in each row. None: all.
+        """
 
     def label_logits(self, hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """The logits of the tokens int64 ``[n]`` only: ``[R, n]`` in float64; float32 for int8 weights."""
@@ -30,7 +34,11 @@ class OutputLayer(Protocol):
 class AttentionBackend(Protocol):
     """Attention over paged KV for one model on one device: `prepare` once per step, then write and attend per layer.
 
-    Backends inherit the methods with a body, and `has_final_norm`: whether their layers compute the model's, too."""
+    Backends on a CPU inherit `has_final_norm`, and the methods with a body.
+
+    Attributes:
+        has_final_norm: whether its layers also compute the model's final norm (`LayerWeights.final_norm`).
+    """
 
     has_final_norm: bool = False
 

@@ -82,8 +82,12 @@ def sequence_rows(batch: AttentionBatch, group: int, sequence: int, device: torc
 
 
 def prefix_tokens(cache: torch.Tensor, batch: AttentionBatch, group: int, begin: int = 0) -> torch.Tensor:
-    """The keys or values of a group's prefix, from token `begin` on: ``[tokens, num_kv_heads, head_dim]``. `cache` has
-    one layer's keys or values. See `AttentionBackend.write_kv`."""
+    """The keys or values of a group's prefix: ``[tokens, num_kv_heads, head_dim]``.
+
+    Args:
+        cache: one layer's keys or values, ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+        begin: first token of the prefix to return.
+    """
     table = batch.prefix_block_ids[slice(*batch.prefix_block_starts[group : group + 2])]
     return block_tokens(cache, table, begin, int(batch.prefix_lens[group]))
 

@@ -26,10 +26,14 @@ def window_of(sliding_window: int | None, config: Any) -> int:
 def make_attention(
     config: EngineConfig, device: torch.device, *, num_q_heads: int, kv_shape: KVShape, has_layers: bool
 ) -> AttentionBackend:
-    """Makes the backend that the config names for a model and a device. "auto" is "fused" on a GPU; on a CPU it is
-    "native" if that supports the model and compiles, else "torch". Without `has_layers` the backend's own layers cannot
-    compute the model, and it computes only attention. Raises `ConfigError` if the backend does not run on the device,
-    or does not support the model. See `AttentionBackend`."""
+    """Makes the backend that the config names for a model and a device.
+
+    Args:
+        config: "auto" is "fused" on a GPU; on a CPU "native" if that supports the model and compiles, else "torch".
+        has_layers: whether the backend's own layers can compute the model; else it computes only attention.
+    Raises:
+        ConfigError: the backend does not run on the device, or does not support the model.
+    """
     name, dtype = config.attention, kv_shape.dtype
     heads = {"num_q_heads": num_q_heads, "num_kv_heads": kv_shape.num_kv_heads, "head_dim": kv_shape.head_dim}
     shape: dict[str, Any] = heads | {"block_size": config.block_size, "dtype": dtype, "has_layers": has_layers}

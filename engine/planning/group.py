@@ -56,8 +56,11 @@ class PrefixGroup:
         return self.members[0].suffix[:-1] if is_alone else self.prefix
 
     def has_common(self, known: MutableMapping[CommonPrefix, TokenArray]) -> bool:
-        """Whether `leading_tokens` begin with `common` and its parents as in the groups before. `known` has each common
-        prefix of these groups, with tokens that begin with it; this group's are added."""
+        """Whether `leading_tokens` begin with `common` and its parents as in the groups before.
+
+        Args:
+            known: each common prefix of the groups before, with tokens that begin with it; this group's are added.
+        """
         common, tokens = self.common, self.leading_tokens
         end = len(tokens)
         while common is not None:

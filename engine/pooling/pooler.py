@@ -137,7 +137,11 @@ def pool(hidden: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Ten
 
 
 def read_tensors(file: Path, device: torch.device, only: str | None = None) -> dict[str, torch.Tensor]:
-    """Tensors of a safetensors file in float32, or `only` that one; `ModelError` if not readable. See `safe_open`."""
+    """Tensors of a safetensors file in float32; `ModelError` if it cannot be read.
+
+    Args:
+        only: name of the one tensor to read; by default all are.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:

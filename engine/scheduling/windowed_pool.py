@@ -27,11 +27,14 @@ _MOST_FREE_TOKENS = 8
 
 
 class WindowedPool(BlockPool):
-    """Blocks for the tables of `KVLayout`, whose `windows` it is given. Block tables are int32 ``[num_blocks,
-    num_tables]``.
+    """Blocks for the tables of `KVLayout`. Block tables are int32 ``[num_blocks, num_tables]``.
 
     In a window's table, blocks before `first` are freed, blocks [first, end) are distinct, and block i from `end` on is
-    the same memory as block i - (end - first), which has left the window when i is written."""
+    the same memory as block i - (end - first), which has left the window when i is written.
+
+    Args:
+        windows: of each table, the positions that a row sees, its own included; 0: all.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, windows: tuple[int, ...]) -> None:
         super().__init__(num_blocks, block_size)

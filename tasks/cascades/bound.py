@@ -56,8 +56,12 @@ def choose_threshold(
 
 def find_most_disagreements(num_rows: int, num_sampled: int, num_allowed: int, error: float) -> int | None:
     """The most disagreements in a sample, drawn without replacement from num_rows, with which the test rejects more
-    than `num_allowed` among all rows, and errs with probability `error`. None if even a sample without disagreements is
-    not enough. See `choose_threshold`."""
+    than `num_allowed` among all rows. None if even a sample without disagreements is not enough.
+
+    Args:
+        num_allowed: disagreements among all rows, those of the sample included.
+        error: probability with which the rejection may be wrong.
+    """
     if num_allowed >= num_rows:
         return num_sampled
     num_bad, total, most = num_allowed + 1, 0.0, None

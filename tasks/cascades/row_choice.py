@@ -59,7 +59,10 @@ class RowChoice:
 
 
 def take_answers(connection: duckdb.DuckDBPyConnection, workload: Workload, model_digest: str, target: str) -> None:
-    """Create the temporary table `target` of a model's newest answers, with the columns of the workload's table.
-    See `RowChoice.prepare`."""
+    """Create a temporary table of a model's newest answers, with the columns of the workload's table.
+
+    Args:
+        target: its name.
+    """
     table, parameters = workload.output.table, {"model_digest": model_digest}
     execute(connection, "cascade/take_answers", parameters, target=target, table=table, keys=workload.key)

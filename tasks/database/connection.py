@@ -64,7 +64,11 @@ def set_connection_options(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def set_option(connection: duckdb.DuckDBPyConnection, name: str, value: str | bool | list[str]) -> None:
-    """Change a setting of DuckDB, of the connection or of the database in this process. See `settings/set`."""
+    """Change a setting of DuckDB.
+
+    Args:
+        name, value: as DuckDB documents them; a setting holds for the connection, or for the database in this process.
+    """
     execute(connection, "settings/set", {"value": value}, setting=name)
 
 

@@ -116,8 +116,12 @@ def forecast_whole(
 
 
 def mean_of(values: npt.NDArray[np.float64], num_all: int, most: int) -> Estimate:
-    """The mean of a population of num_all from a sample without replacement, of values from 1 to `most`; no interval
-    from fewer than two values, and none from all. See `Estimate`."""
+    """The mean of a population of num_all from a sample without replacement; no interval from fewer than two values,
+    and none from all.
+
+    Args:
+        most: the largest possible value, at least 1.
+    """
     if not len(values):
         return Estimate(value=float(most))
     mean = float(values.mean())

@@ -145,8 +145,10 @@ def _pick_parts(groups: Hashes, num_bytes: Ints, may_take: Bools, own_next: Ints
     it; for the best group that is always so. The result is that of taking groups one by one, best first. A part that
     the rows of a group share with more rows goes before the group's own part, so that those rows can still join.
 
-    Of ``[num_rows, num_parts]``: `groups`, rows with the same beginning and the same text in a part, and `may_take`,
-    true for at least one part of a row. A row that shares nothing puts the part `own_next`.
+    Args:
+        groups: ``[num_rows, num_parts]``; rows with the same beginning and the same text in a part form a group.
+        may_take: whether the row may put the part next; true for at least one part.
+        own_next: the part that a row puts next if it shares nothing.
     """
     may_take, picked = may_take.copy(), own_next.copy()
     is_waiting = np.ones(len(groups), bool)

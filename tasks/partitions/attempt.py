@@ -160,8 +160,11 @@ def run_model(
 
 
 def ask(rows: Plan, job: InferJob, make_form: Callable[[Workload, int | None], RequestForm]) -> list[Request]:
-    """One request for each row of a job's plan, sorted by row id; `make_form` takes a workload and its expected output
-    tokens. See `RequestForm.of`."""
+    """One request for each row of a job's plan, sorted by row id.
+
+    Args:
+        make_form: the form of a workload's requests, given its expected output tokens.
+    """
     owners, requests = job.find_members(rows.row_id), list[Request]()
     for number, member in enumerate(job.members):
         form = make_form(member.workload, member.expected_output_tokens)

@@ -74,8 +74,11 @@ def answer_batch(
 def step_batch(
     partition: int, steps: Sequence[StepRecord], first_step: int, worker: str, ended_at: datetime
 ) -> pa.RecordBatch:
-    """The step records as a batch of `STEPS_SCHEMA`, numbered from `first_step`. The last step ended at `ended_at`;
-    each step begins when the one before ends. See `STEPS_SCHEMA`."""
+    """The step records as a batch of `STEPS_SCHEMA`, numbered from `first_step`.
+
+    Args:
+        ended_at: when the last step ended; each step begins when the one before ends.
+    """
     all_ms = sum(step.duration_ms for step in steps)
     ends_ms = accumulate(step.duration_ms for step in steps)
     records = [

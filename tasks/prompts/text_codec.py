@@ -36,8 +36,12 @@ class TextCodec:
     the same with control tokens that no text spells; neither is to be changed."""
 
     def __init__(self, tokenizer: Tokenizer, chat: Any = None) -> None:
-        """Wrap a Rust tokenizer, whose control tokens are among its added tokens, without changing it; `chat` is the
-        transformers tokenizer that renders the chat template, if any. Raises `ModelError` if it cannot be rebuilt."""
+        """Wrap a Rust tokenizer, whose control tokens are among its added tokens, without changing it. Raises
+        `ModelError` if it cannot be rebuilt with renamed control tokens.
+
+        Args:
+            chat: the transformers tokenizer that renders the chat template; None for plain text only.
+        """
         spec = json.loads(tokenizer.to_str())
         control = {token["content"]: token for token in spec["added_tokens"] if _is_control(token)}
         secret = secrets.token_hex(16)

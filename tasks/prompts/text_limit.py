@@ -65,8 +65,11 @@ def _cut(
 
 
 def share_tokens(num_first: int, num_second: int, limit: int) -> tuple[int, int]:
-    """How many tokens of each text of a pair stay, at most `limit` of both together: the longer one is cut to the
-    shorter one's length, then both. See `limit_prompts`."""
+    """How many tokens of each text of a pair stay: the longer one is cut to the shorter one's length, then both.
+
+    Args:
+        limit: most tokens of both together.
+    """
     shorter = min(num_first, num_second)
     kept = min(shorter, limit // 2), max(limit - limit // 2, limit - shorter)
     return kept if num_first <= num_second else kept[::-1]

@@ -185,8 +185,11 @@ def spread_group(size: int) -> int:
 
 
 def spread(library: ctypes.CDLL, x: torch.Tensor, group: int | None = None) -> torch.Tensor:
-    """`spread` of cpp/int8/quad_elementwise.h along the first dimension: ``[n, ...]`` to float32 of the same shape. It
-    mixes `group` neighbours, by default as many as possible. See `spread_group`."""
+    """`spread` of cpp/int8/quad_elementwise.h along the first dimension: ``[n, ...]`` to float32 of the same shape.
+
+    Args:
+        group: how many neighbours are mixed; None: `spread_group` of n.
+    """
     spread = torch.empty(x.shape).copy_(x)
     library.spread_columns_int8(spread.data_ptr(), len(x), x[0].numel(), group or spread_group(len(x)))
     return spread

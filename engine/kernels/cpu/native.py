@@ -89,8 +89,11 @@ class NativeBackend(NativeOperations, AttentionBackend):
         return self.new_rows(*x.shape).copy_(x)
 
     def project(self, x: torch.Tensor, weight: LinearWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The linear layer, plus `residual` if given: ``[T, depth]`` -> ``[T, padded columns]``. The memory of `x`,
-        which is the output of a kernel or of `copy_rows`, reaches to a multiple of 32 rows. See `PackedWeight`."""
+        """The linear layer, plus `residual` if given: ``[T, depth]`` -> ``[T, padded columns]``.
+
+        Args:
+            x: output of a kernel or of `copy_rows`; its memory reaches to a multiple of 32 rows.
+        """
         out = self.new_rows(len(x), weight.num_padded // 2 if weight.is_gated else weight.num_padded)
         weight.kernel("project")(
             *(x.data_ptr(), ctypes.byref(weight.structure), address(residual), out.data_ptr()),

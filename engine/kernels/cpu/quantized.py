@@ -59,8 +59,13 @@ class QuantizedColumns:
         self.panels = torch.empty(cdiv(num_columns, HALF), half_bytes, dtype=torch.uint8)
 
     def fill(self, first_panel: int, rows: npt.NDArray[np.int64], tensor: npt.NDArray[np.uint8]) -> None:
-        """Repacks n half panels, from `first_panel` on, of a GGUF `tensor` ``[rows, bytes]``. `rows`, ``[16 n]``, has
-        the file's row of each column, -1 for a column of zeros. See `QuantizedColumns`."""
+        """Repacks n half panels from a GGUF tensor.
+
+        Args:
+            first_panel: index of the first half panel to write.
+            rows: ``[16 n]``, the file's row of each column, -1 for a column of zeros.
+            tensor: ``[rows, bytes]`` as in the file.
+        """
         assert tensor.flags.c_contiguous
         assert rows.flags.c_contiguous
         self.library.repack_quantized(

@@ -107,8 +107,13 @@ class StepSizes:
 def choose(
     sizes: StepSizes, tuned: TunedAttention, *, group_size: int, num_kv_heads: int, policy: SharePolicy
 ) -> Choice:
-    """The fastest way, over the device's launches, to split a step into tiles, where each of the KV heads has
-    `group_size` query heads. See `SharePolicy`."""
+    """The fastest way, over the device's launches, to split a step into tiles.
+
+    Args:
+        tuned: the device's launches, their costs, and its number of processors.
+        group_size: query heads per KV head.
+        policy: which prefixes are shared; see `SharePolicy`.
+    """
     rates, launches = Rates.of(tuned.launches, group_size), tuned.launches
     num_tiles, num_read = sizes.own_tiles(rates.tokens)
     own_us = num_tiles * rates.tile_us + num_read * rates.token_us

@@ -112,7 +112,10 @@ class TritonAttention(AttentionBackend):
 
     def reserve(self, capacity: WorkCapacity, launch: Launch, scratch: AttentionScratch | None = None) -> DeviceWork:
         """Allocates work for steps of at most this size, at fixed addresses, as CUDA graphs need. Fill it before use.
-        Works that never run at the same time may share `scratch`, of at least this capacity. See `DeviceWork`."""
+
+        Args:
+            scratch: of at least this capacity, may be shared by works that never run at the same time; None: a new one.
+        """
         return DeviceWork(capacity, launch, scratch or self.make_scratch(capacity), device=self.device)
 
     @property

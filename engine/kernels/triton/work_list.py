@@ -78,7 +78,11 @@ class WorkList:
 def build_work_list(
     batch: AttentionBatch, tuned: TunedAttention, *, group_size: int, num_kv_heads: int, policy: SharePolicy
 ) -> WorkList:
-    """Splits a step into tiles, for the launch with the shortest predicted time. See `choose`."""
+    """Splits a step into tiles, for the launch with the shortest predicted time.
+
+    Args:
+        tuned, group_size, policy: see `choose`.
+    """
     sizes = StepSizes.of(batch)
     choice = choose(sizes, tuned, group_size=group_size, num_kv_heads=num_kv_heads, policy=policy)
     owns = own_jobs(batch, sizes, choice, group_size)

@@ -101,8 +101,14 @@ def read_updates(adapter: Adapter) -> tuple[dict[str, Update], str]:
 
 
 def merge(root: nn.Module, updates: Mapping[str, Update], prefix: str = "") -> Base:
-    """Replaces the weights of linear layers of `root`, a model or a part of it, by updated ones, not in place. The
-    names of its `updates` begin with `prefix`. Returns the argument of `restore`. See `find_updates`."""
+    """Replaces the weights of linear layers by updated ones; the base weights are not overwritten. Returns the argument
+    of `restore`.
+
+    Args:
+        root: a model, or a part of it.
+        updates: from `Lora.find_targets`.
+        prefix: of the names in `updates` that belong to `root`.
+    """
     base: Base = []
     for name, update in updates.items():
         if name.startswith(prefix):

@@ -74,7 +74,11 @@ def empty_stock_model(
 
 def convert_weights(model: transformers.PreTrainedModel, dtype: torch.dtype, why_not: str) -> None:
     """Converts weights to `dtype`, but not buffers, since rotary frequencies are float32 in every format. Raises
-    `ModelError`, which begins with `why_not`, if weights are quantized. See `load_weights`."""
+    `ModelError` if weights are quantized.
+
+    Args:
+        why_not: the beginning of that error.
+    """
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point() or parameter.dtype.itemsize == 1:
             raise ModelError(f"{why_not}: {name} is {parameter.dtype}")
