@@ -104,10 +104,16 @@ class DeviceWork:
     def fill(self, work_list: WorkList, slot_mapping: npt.NDArray[np.int64]) -> None:
         """Copies a step's work list to the device in one transfer, for which later launches on the stream wait.
 
-        Only the used part of the block table is copied. Rows beyond the work list's have no slot and no tile: nothing
-        is computed or written for them. Raises `ValueError` if the list does not fit, or is made for another launch."""
-        if not self.capacity.holds(needed := WorkCapacity.of(work_list)):
-            raise ValueError(f"the work list needs {needed}, there is room for {self.capacity}")
+        Only the used part of the block table is copied. Rows beyond the work list's have no slot and no tile, so that
+        nothing is computed or written for them. Raises `ValueError` if the work list does not fit, or is made for
+        another launch.
+        """
+        needed = WorkCapacity.of(work_list)
+        for name in WorkCapacity.__slots__:
+            if getattr(needed, name) > getattr(self.capacity, name):
+                raise ValueError(
+                    f"work list needs {name}={getattr(needed, name)}, room for {getattr(self.capacity, name)}"
+                )
         if work_list.launch != self.launch:
             raise ValueError(f"work list is made for launch {work_list.launch.name!r}, not {self.launch.name!r}")
         # torch's cache reuses a pinned buffer only after its transfer has finished.
