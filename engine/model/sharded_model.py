@@ -89,6 +89,8 @@ def check_ranks(config: EngineConfig, folder: Path) -> None:
 def check_shares(folder: Path, size: int) -> None:
     """Refuses a checkpoint that cannot be divided among `size` ranks. Raises as `ShardedModel.load_share`."""
     values = read_json(folder / "config.json")
+    if "quantization_config" in values:
+        raise ModelError(f"model {str(folder)!r}: tensor_parallel_size {size} is not for quantized weights")
     if not is_plain(values):
         raise ModelError(
             f"model {str(folder)!r}: tensor_parallel_size {size} is for plain models of the types "

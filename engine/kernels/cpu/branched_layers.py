@@ -65,13 +65,20 @@ def complete(packed: "PackedLayer", layer: LayerWeights, kernels: "NativeBackend
     assert isinstance(layer, BranchedWeights), "plain layers need none of it"
     tensors = {name: getattr(layer, name, None) for name in _TENSORS}
     sinks = None if layer.scoring.sinks is None else layer.scoring.sinks.float().contiguous()
-    experts = layer.experts
-    names = [field[0] for field in _Branches._fields_ if field[1] is not ctypes.c_void_p]
-    settings = {name: getattr(each, name) for each in (layer, experts) for name in names if hasattr(each, name)}
+    settings = {
+        name: getattr(layer, name)
+        for name in (
+            *("has_wide_norms", "is_centered", "norm_offset", "multiplier", "is_gated"),
+            *("gate_alpha", "gate_limit"),
+        )
+    }
     columns = (0, 0, packed.hidden_size, 0, 0)
+    experts = layer.experts
     if experts is not None:
         num_slots = experts.num_chosen + experts.num_shared
         columns = (*columns[:3], (num_slots + 1) * packed.hidden_size, (num_slots + 1) * packed.intermediate_size)
+        names = ("num_experts", "num_chosen", "num_shared", "is_renormalised", "has_shared_gate")
+        settings |= {name: getattr(experts, name) for name in names}
         if num_rows := len(experts.router):
             router = kernels.pack(pad(experts.router, (0, 0, 0, cdiv(num_rows, 32) * 32 - num_rows)))
             assert router is not None, "the other products of this depth have been packed"

@@ -1,7 +1,7 @@
 """The time of tiles under several launches at once, and the best number of splits of their KV ranges."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -61,8 +61,10 @@ class Ranges:
 
     def where(self, is_kept: npt.NDArray[np.bool_]) -> "Ranges":
         """The same with no tiles where is_kept ``[L, n]`` is false."""
-        counts = {name: getattr(self, name) * is_kept for name in ("num_tiles", "num_read", "longest", "total_us")}
-        return replace(self, **counts, is_partial=self.is_partial & is_kept)
+        return Ranges(
+            shape=self.shape, num_tiles=self.num_tiles * is_kept, num_read=self.num_read * is_kept,
+            longest=self.longest * is_kept, is_partial=self.is_partial & is_kept, total_us=self.total_us * is_kept,
+        )  # fmt: skip
 
     def followed_by(self, others: "Ranges") -> "Ranges":
         """Concatenates two sets of ranges."""

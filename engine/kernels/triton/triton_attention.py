@@ -207,10 +207,12 @@ class TritonAttention(AttentionBackend):
             raise ValueError(f"{k_cache.shape[0]} KV blocks are more than {MOST_BLOCKS}")
         head_size = self.head_dim + k_cache.shape[3] - head_dim_of(k_cache)
         cache_shape = (k_cache.shape[0], self.block_size, self.num_kv_heads, head_size)
+        # The backend's device may have no index.
+        device = query.device if query.device.type == self.device.type else self.device
         for name, rows in (("query", query), ("out", out)):
-            check_tensor(name, rows, shape, self.dtype, self.device)
+            check_tensor(name, rows, shape, self.dtype, device)
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-            check_tensor(name, cache, cache_shape, self.fp8 or self.dtype, self.device)
+            check_tensor(name, cache, cache_shape, self.fp8 or self.dtype, device)
         if k_cache.stride() != v_cache.stride():
             raise ValueError(f"cache strides differ: key {k_cache.stride()}, value {v_cache.stride()}")
         if scoring.softcap < 0 or scoring.window < 0:

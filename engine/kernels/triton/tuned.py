@@ -7,12 +7,14 @@ tile (cost_model.py). An entry's `origin` says whether costs were measured, and 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 CONFIG_FOLDER = Path(__file__).parent / "configs"
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,15 +118,26 @@ def load_tuned(architecture: str, *, element_bits: int, head_dim: int) -> TunedA
     if not entries:
         raise ValueError(f"{path.name}: no entry for {element_bits}-bit elements and head dim {head_dim}")
     entry = min(entries, key=lambda found: int(found["head_dim"]))
+    launches = tuple(_launch(found, path) for found in entry["launches"])
     of_entry = {name: value for name, value in entry.items() if name not in ("element_bits", "head_dim")}
-    try:
-        launches = tuple(map(_launch, entry["launches"]))
-        return TunedAttention(**document | of_entry | {"launches": launches})
-    except TypeError as error:  # of a dataclass: it names the key
-        raise ValueError(f"{path.name}: {error}") from error
+    return _build(TunedAttention, document | of_entry | {"launches": launches}, path)
 
 
-def _launch(found: dict[str, Any]) -> Launch:
-    wide, options = found["wide"], MappingProxyType(found["options"])
-    shapes = {"narrow": TileShape(**found["narrow"]), "wide": None if wide is None else TileShape(**wide)}
-    return Launch(**found | shapes | {"options": options})
+def _launch(found: dict[str, Any], path: Path) -> Launch:
+    wide = found["wide"]
+    shapes = {
+        "narrow": _build(TileShape, found["narrow"], path),
+        "wide": None if wide is None else _build(TileShape, wide, path),
+        "options": MappingProxyType(found["options"]),
+    }
+    return _build(Launch, found | shapes, path)
+
+
+def _build(kind: type[_T], values: dict[str, Any], path: Path) -> _T:
+    expected = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if values.keys() != expected:
+        wrong = sorted(values.keys() ^ expected)
+        raise ValueError(
+            f"{path.name}: {kind.__name__} has unknown or missing keys {wrong}; expected {sorted(expected)}"
+        )
+    return kind(**values)

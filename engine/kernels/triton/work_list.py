@@ -191,11 +191,18 @@ class _Splits:
 
 
 def _tiles(jobs: Jobs, begin: Ints, end: Ints, part: Ints) -> npt.NDArray[np.int32]:
-    """The rows of `WorkList.tiles` for jobs and their ranges of positions, in the order of `TileField`."""
-    columns = (
-        *(jobs.first_row_id, jobs.num_tokens, jobs.shape, begin, end),
-        *(jobs.prefix_len, jobs.prefix_entry, jobs.own_entry, part),
-    )
+    """The rows of `WorkList.tiles` for jobs and their ranges of positions."""
     tiles = np.zeros((len(begin), TileField.WIDTH), dtype=np.int32)
-    tiles[:, : len(columns)] = np.stack(columns, axis=1)
+    for field, values in (
+        (TileField.FIRST_ROW_ID, jobs.first_row_id),
+        (TileField.NUM_TOKENS, jobs.num_tokens),
+        (TileField.IS_WIDE, jobs.shape),
+        (TileField.KV_BEGIN, begin),
+        (TileField.KV_END, end),
+        (TileField.PREFIX_LEN, jobs.prefix_len),
+        (TileField.PREFIX_ENTRY, jobs.prefix_entry),
+        (TileField.OWN_ENTRY, jobs.own_entry),
+        (TileField.PART, part),
+    ):
+        tiles[:, field] = values
     return tiles

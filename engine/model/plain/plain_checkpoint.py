@@ -127,7 +127,8 @@ def fill_in(
                 files |= dict.fromkeys(file.keys(), file)
             for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
                 owner_name, _, leaf = name.rpartition(".")
-                owner, names = model.get_submodule(owner_name), (name, name.removeprefix("model."), "lm_head.weight")
+                owner, names = model.get_submodule(owner_name), [name, name.removeprefix("model.")]
+                names += ["lm_head.weight"] if owner is embedding else []
                 if (stored := next((each for each in names if each in files), None)) is None:
                     continue  # an output layer that is the embedding, or that the files lack
                 tensor = take(files[stored], stored, parameter.shape)

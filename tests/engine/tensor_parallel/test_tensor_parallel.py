@@ -194,6 +194,11 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(tiny_llama: Path, tmp_path: 
     (tmp_path / "other" / "config.json").write_text(config)
     with pytest.raises(ModelError, match="tensor_parallel_size 2 is for plain models of the types llama, mistral"):
         load_share(tmp_path / "other")
+    quantized = '{"quantization_config": {"quant_method": "awq"},'
+    config = (tiny_llama / "config.json").read_text().replace("{", quantized, 1)
+    (tmp_path / "other" / "config.json").write_text(config)
+    with pytest.raises(ModelError, match="tensor_parallel_size 2 is not for quantized weights"):
+        load_share(tmp_path / "other")
 
 
 def test_models_of_other_kinds_are_refused(tiny_llama: Path) -> None:

@@ -288,7 +288,7 @@ def check_tensor(
     name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
     """Raises `ValueError` for a tensor that a launch does not support. See `torch.Tensor`."""
-    if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != device.type or tensor.stride(-1) != 1:
+    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device or tensor.stride(-1) != 1:
         raise ValueError(
             f"{name} must be {dtype} {list(shape)} on {device} and contiguous along its last dimension, "
             f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device} with strides {tensor.stride()}"
