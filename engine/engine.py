@@ -66,7 +66,6 @@ class Engine(BatchCalls):
             self._config = fill_in(config, model.settings, model.device, model.dtype, model.shard)
         self._model, limit = model, config.max_model_len
         self.max_model_len = model.max_positions if limit == "auto" else min(limit, model.max_positions)
-        self._make_node: Callable[..., PrefixNode] = PrefixNode
         self._find_pooler = cache(partial(causal_pooler, checkpoint, model.device, model.hidden_size))
         self._overlaps_steps = model.device.type != "cpu" and can_overlap(config)
         self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
@@ -171,6 +170,7 @@ class Engine(BatchCalls):
         *,
         decode: Decoder | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
+        make_node: Callable[..., PrefixNode] = PrefixNode,
     ) -> Iterator[Completion]:
         """Answers a plan, group by group; each completion is yielded once it is ready, in any order.
 
@@ -183,6 +183,7 @@ class Engine(BatchCalls):
             decode: needed where a request has stop strings.
             on_step: called after each step, once its completions are yielded. If it raises an exception, the run ends
                 with it.
+            make_node: makes the nodes of shared prefixes, as `PrefixNode` does; its subclasses may know their KV.
         """
         check_groups(requests, groups)
         for name, function, what in (("decode", decode, "token ids"), ("on_step", on_step, "step records")):
@@ -199,16 +200,16 @@ class Engine(BatchCalls):
                 impossible[index] = Completion.refuse(request.request_id, len(request.token_ids), reason)
         config, cache = self._config, self._cache
         scheduler = Scheduler(
-            schedule_groups(requests, groups, impossible, config, self._make_node),
+            schedule_groups(requests, groups, impossible, config, make_node),
             pool=make_pool(config, cache.num_blocks, cache.layout.windows),
             config=config,
             swap=make_swap_space(config, cache, self._model.device) if config.preemption == "swap" else None,
             lookup=make_lookup(self._model, sampler) if config.prompt_lookup == "always" else None,
         )
-        if not self._model.has_replaced_layers:
-            compile_if_long(self._model, config.compile, sum(group.num_tokens for group in groups))
         late: list[Sequence] = []
         with closing(self._begin(self._run(scheduler, sampler))) as steps:
+            if not self._model.has_replaced_layers:
+                compile_if_long(self._model, config.compile, sum(group.num_tokens for group in groups))
             yield from impossible.values()
             metrics = StepMetrics(scheduler)
             try:

@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.execution.step_record import StepRecord
+from engine.keeping.kept_run import KeptRun
 from engine.keeping.prefix_keeper import PrefixKeeper
 from engine.keeping.prefix_store import PrefixStore
 from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
@@ -37,7 +38,6 @@ class KeepingEngine(Engine):
         try:
             store = PrefixStore(Path(config.prefix_folder), config.keep_prefixes_bytes)
             self._keeper = PrefixKeeper(store, self._cache)
-            self._make_node = self._keeper.make_node
         except OSError as error:
             LOGGER.warning("no prefixes are kept: %s: %s", config.prefix_folder, error)
 
@@ -54,10 +54,10 @@ class KeepingEngine(Engine):
             yield from super().run_plan(requests, groups, on_step=on_step, **how)
             return
         adapter = "" if self.adapter is None else self.adapter.digest
-        self._keeper.about = f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}"
+        run = KeptRun(self._keeper, f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}")
         try:
-            groups = self._keeper.extend(groups)
-            yield from super().run_plan(requests, groups, on_step=self._keeper.watch(on_step), **how)
-            self._keeper.finish_writes()
+            how["make_node"] = run.make_node
+            yield from super().run_plan(requests, run.extend(groups), on_step=run.watch(on_step), **how)
+            run.finish_writes()
         finally:
-            self._keeper.end_run()
+            run.end()

@@ -135,13 +135,13 @@ class Model:
 
     @torch.inference_mode()
     def use_layers_of(self, backend: AttentionBackend) -> None:
-        """Replaces the model's layers and output layer by those of the backend, if it has any; `ModelError` if a layer
-        has a parameter that these do not compute with."""
+        """Replaces the model's layers and output layer by those of the backend, if it has any for this model;
+        `ModelError` if a layer has a parameter that these do not compute with."""
         self.draw_tokens = backend.draw_tokens
-        if backend.has_final_norm:
+        if self.has_own_layers and backend.has_final_norm:
             read, norms = self.read_layer, {len(self.base.layers) - 1: self.base.norm.weight}
             self.read_layer = lambda layer, index: replace(read(layer, index), final_norm=norms.get(index))
-        layers = backend.make_layers(self._take_layers())
+        layers = backend.make_layers(self._take_layers()) if self.has_own_layers else None
         head, self._head = self._head, None  # so that its memory is freed if the backend copies the weights
         output_layer = None if layers is None else backend.make_output_layer(head.weight, head.bias)
         if output_layer is None:

@@ -42,6 +42,8 @@ class EmbeddingPooler:
         self._layers: list[tuple[torch.Tensor, torch.Tensor | None, nn.Module]] = []
         for dense in files.dense:
             tensors = read_tensors(dense.weights, device)
+            if "linear.weight" not in tensors:
+                raise ModelError(f"{dense.weights} holds no linear.weight")
             activation = getattr(nn, dense.activation)()
             self._layers.append((tensors["linear.weight"], tensors.get("linear.bias"), activation))
 
