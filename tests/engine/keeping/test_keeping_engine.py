@@ -3,10 +3,12 @@
 import gc
 import logging
 import random
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from engine.execution.step_record import StepRecord
 from engine.keeping import prefix_keeper
 from engine.keeping.keeping_engine import KeepingEngine
 from engine.keeping.kept_run import KeptRun
+from engine.keeping.prefix_store import PrefixStore
 from engine.model.adapters.adapter import Adapter
 from tests.adapters import save_adapter
 from tests.engine.answers import assert_alike
@@ -161,15 +164,27 @@ def test_a_run_that_ends_early_books_what_it_has_read_and_leaves_nothing(tiny_ll
     assert_alike(run(engine, second)[0], run(keeping(tiny_llama, tmp_path / "other"), second)[0])
 
 
-def test_a_refused_call_leaves_the_run_under_way_its_prefixes(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_refused_call_leaves_the_run_under_way_its_prefixes(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait to be written when the other call comes are written."""
+    may_write, write = threading.Event(), PrefixStore.write
+
+    def write_later(*given: Any) -> bool:
+        assert may_write.wait(60)
+        return write(*given)
+
+    monkeypatch.setattr(PrefixStore, "write", write_later)
     first, second = ask(range(5), [1, 2]), ask(range(5), [3, 4])
     engine = keeping(tiny_llama, tmp_path / "kept", max_num_batched_tokens=32)
     groups = plan_prefix_groups([request.token_ids for request in first])
     answers = engine.run_plan(first, groups)
-    next(answers)
+    for _ in range(4):
+        next(answers)
     with ThreadPoolExecutor(1) as other, pytest.raises(BusyError):
         other.submit(run, engine, second).result()
-    assert len(list(answers)) == len(first) - 1
+    may_write.set()
+    assert len(list(answers)) == len(first) - 4
     _, num_computed = run(engine, second)
     run(other_engine := keeping(tiny_llama, tmp_path / "other", max_num_batched_tokens=32), first)
     assert num_computed == run(other_engine, second)[1]
