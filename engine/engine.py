@@ -24,7 +24,7 @@ from engine.execution.swap_space import make_swap_space
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
 from engine.model.compiling import compile_if_long
-from engine.model.loading.checkpoint import is_quantized
+from engine.model.loading.checkpoint import is_quantized, resolve_checkpoint
 from engine.model.model import Model
 from engine.planning.group import PrefixGroup
 from engine.pooling.pooler import causal_pooler, why_too_many
@@ -50,12 +50,12 @@ class Engine(BatchCalls):
 
     Args:
         model: loaded; its layers may be replaced by native ones.
-        checkpoint: of the model, for a second process and for pooling layers; None where the model is an object.
+        checkpoint: the model's folder, for a second process and pooling layers; None where the model is an object.
     Attributes:
         max_model_len: longest prompt plus answer, in tokens.
     """
 
-    def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: str | None = None) -> None:
+    def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: Path | None = None) -> None:
         if config is None or isinstance(model, (str, Path)):
             raise ConfigError(f"a checkpoint's engine is made by {type(self).__name__}.load(model, config)")
         self.config = config
@@ -78,7 +78,7 @@ class Engine(BatchCalls):
             from engine.disaggregation import disaggregated_run  # imported only when needed
 
             assert checkpoint is not None, "Engine.load refuses a loaded model here"
-            self._prompt_process = disaggregated_run.PromptProcess(checkpoint, self._config, self._runner)
+            self._prompt_process = disaggregated_run.PromptProcess(str(checkpoint), self._config, self._runner)
 
     @classmethod
     def load(
@@ -109,31 +109,32 @@ class Engine(BatchCalls):
         is_loaded, is_adapted = not isinstance(model, (str, Path)), adapter is not None or keeps_base
         if config.disaggregation != "none" or config.tensor_parallel_size > 1:
             check_model(config, is_loaded=is_loaded, is_adapted=is_adapted)
+        source = model if is_loaded else resolve_checkpoint(model)
         if config.tensor_parallel_size > 1 and shard is None:
             from engine.tensor_parallel.ranks import lead  # imported only when needed
 
-            return lead(partial(cls.load, model, config), str(model), config)
+            return lead(partial(cls.load, source, config), Path(source), config)
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
         loaded: Model | None = None
-        if shard is None and not is_adapted and isinstance(model, (str, Path)) and is_quantized(model):
+        if shard is None and not is_adapted and isinstance(source, Path) and is_quantized(source):
             from engine.model.quantized.quantized_model import load_quantized  # imported only when needed
 
-            loaded = load_quantized(model, config, device, make_engine=cls)
+            loaded = load_quantized(source, config, device, make_engine=cls)
         if loaded is None:
             how: dict[str, Any] = {"dtype": find_dtype(config.dtype, device), "device": device}
             if shard is not None:
                 from engine.model.sharded_model import ShardedModel
 
-                loaded = ShardedModel.load_share(model, **how, shard=shard)
+                loaded = ShardedModel.load_share(source, **how, shard=shard)
             elif is_adapted:
                 from engine.model.adapters.adapted_model import AdaptedModel
 
-                loaded = AdaptedModel.load_with(adapter, model, **how, make_engine=cls, keeps_base=keeps_base)
+                loaded = AdaptedModel.load_with(adapter, source, **how, make_engine=cls, keeps_base=keeps_base)
             else:
-                loaded = Model.load(model, **how, make_engine=cls)
-        return cls(loaded, config, None if is_loaded else str(model))
+                loaded = Model.load(source, **how, make_engine=cls)
+        return cls(loaded, config, source if isinstance(source, Path) else None)
 
     def use_adapter(self, adapter: Adapter | None) -> None:
         """Exchanges the adapter, which is a call as any other; None: the base alone. Raises as

@@ -13,7 +13,7 @@ from engine.execution.step_record import StepRecord
 from engine.keeping.kept_run import KeptRun
 from engine.keeping.prefix_keeper import PrefixKeeper
 from engine.keeping.prefix_store import PrefixStore
-from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
+from engine.model.loading.checkpoint import checkpoint_digest
 from engine.model.model import Model
 from engine.planning.group import PrefixGroup
 from engine.request import Request
@@ -25,7 +25,7 @@ class KeepingEngine(Engine):
     """As `Engine`, with ``keep_prefixes_bytes`` of KV in the folder ``prefix_folder`` of its configuration. If the
     folder cannot be used, all prefixes are computed, with a warning in the log. No folder raises `ConfigError`."""
 
-    def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: str | None = None) -> None:
+    def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: Path | None = None) -> None:
         super().__init__(model, config, checkpoint)
         config = self.config
         self._keeper: PrefixKeeper | None = None
@@ -34,7 +34,7 @@ class KeepingEngine(Engine):
             return
         if not config.prefix_folder:
             raise ConfigError("keep_prefixes_bytes needs a prefix_folder")
-        self._digest = checkpoint_digest(resolve_checkpoint(checkpoint))
+        self._digest = checkpoint_digest(checkpoint)
         try:
             store = PrefixStore(Path(config.prefix_folder), config.keep_prefixes_bytes)
             self._keeper = PrefixKeeper(store, self._cache)

@@ -18,11 +18,6 @@ from engine.model.loading.checkpoint import cache_folder
 LOGGER = logging.getLogger("batchloom.engine")
 
 
-def window_of(sliding_window: int | None, config: Any) -> int:
-    """The `window` of `Scoring`; 0 where a sliding window is not shorter than the model's context."""
-    return 0 if sliding_window is None or sliding_window >= config.max_position_embeddings else int(sliding_window)
-
-
 def make_attention(
     config: EngineConfig, device: torch.device, *, num_q_heads: int, kv_shape: KVShape, has_layers: bool
 ) -> AttentionBackend:

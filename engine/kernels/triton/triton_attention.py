@@ -65,8 +65,6 @@ class TritonAttention(AttentionBackend):
 
     name: ClassVar[SharePolicy] = "fused"
     has_final_norm = True
-    has_fixed_launches: ClassVar[bool] = True
-    """Whether steps in one DeviceWork have the same launches, so that a CUDA graph can replay them."""
 
     def __init__(
         self,
@@ -118,8 +116,8 @@ class TritonAttention(AttentionBackend):
 
     @property
     def graphable(self) -> Self | None:
-        """See `AttentionBackend.graphable`."""
-        return self if self.has_fixed_launches else None
+        """See `AttentionBackend.graphable`: steps in one DeviceWork have the same launches."""
+        return self
 
     def scratch_bytes(self, num_rows: int) -> int:
         """For a step in which every row has two partial results, of prefix and own KV; and a copy of fp8 KV."""

@@ -156,7 +156,7 @@ def test_a_model_that_does_not_divide_is_refused(tiny_checkpoint: Callable[[str]
 
 def load_share(folder: Path, size: int = 2) -> ShardedModel:
     shard = Shard(1, size, torch.device("cpu"))
-    return ShardedModel.load_share(folder, dtype=torch.float32, device=shard.device, shard=shard)
+    return ShardedModel.load_share(resolve_checkpoint(folder), dtype=torch.float32, device=shard.device, shard=shard)
 
 
 def test_a_rank_reads_its_share_alone(tiny_llama: Path) -> None:
