@@ -14,11 +14,13 @@ import transformers
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_SERVER_DATABASE_CONNECTION_URL,
     temporary_settings,
 )
 
@@ -212,8 +214,7 @@ def test_a_lost_or_damaged_artifact_is_built_again(nights: Any, kind: str, damag
 def test_nothing_of_a_run_is_readable_by_others(nights: Any) -> None:
     nights.run("snippets")
     for path in (nights.runs, *nights.runs.rglob("*")):
-        if path.is_dir() or path.suffix == ".parquet":
-            assert path.stat().st_mode & 0o077 == 0, path
+        assert path.stat().st_mode & 0o077 == 0, path
 
 
 def test_no_secret_is_left_anywhere(
@@ -229,8 +230,11 @@ def test_no_secret_is_left_anywhere(
         monkeypatch.setattr(nights, "model", tmp_path / "no-model")
         with pytest.raises(ModelError):
             nights.run(full=True)
-    home = Path(os.environ["PREFECT_HOME"])
-    files = [path for folder in (tmp_path, home) for path in folder.rglob("*") if path.is_file()]
+        APILogWorker.drain_all(timeout=10)
+    server = Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).removeprefix("sqlite+aiosqlite:///")).parent
+    folders = (tmp_path, server, Path(os.environ["PREFECT_HOME"]))
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert any(str(nights.path).encode() in path.read_bytes() for path in server.iterdir()), "it knows of this night"
     assert {nights.path, tmp_path / "copy.duckdb"} < set(files)
     assert [path for path in files if secret.encode() in path.read_bytes()] == []
     assert secret not in caplog.text
