@@ -223,14 +223,39 @@ def test_the_pointer_brings_numbers(nights: Any, browser: Browser, tmp_path: Pat
     assert "hidden" not in tip.attributes
 
 
+TEXT_COLOURS = """Array.from(document.body.querySelectorAll("*"), (node) => {
+  const own = Array.from(node.childNodes).filter((child) => child.nodeType === 3).map((child) => child.data).join("");
+  const style = getComputedStyle(node);
+  let behind = node;
+  while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+  return [own.trim(), node instanceof SVGElement ? style.fill : style.color, getComputedStyle(behind).backgroundColor];
+}).filter(([text, colour, ground]) => text && !colour.startsWith("none"))"""
+"""Of each element with text of its own: the text, its colour, and the colour of the nearest ground behind it."""
+
+
+def contrast(*colours: str) -> float:
+    """Of two colours as a browser writes them, "rgb(255, 255, 255)": 1 to 21, as WCAG defines it."""
+    lights = []
+    for colour in colours:
+        assert colour.startswith("rgb("), colour
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+    return max(lights) / min(lights)
+
+
 @pytest.mark.usefixtures("prefect_server")
 def test_it_is_readable_by_day_and_by_night(nights: Any, browser: Browser, tmp_path: Path) -> None:
     nights.run("ranking")
     page, _ = write_report(nights.path, page=tmp_path / "page.html")
-    by_day = browser.take_picture(page, "--blink-settings=preferredColorScheme=1")
-    by_night = browser.take_picture(page, "--blink-settings=preferredColorScheme=0")
-    assert first_pixel(by_day) == (245, 246, 249)
-    assert first_pixel(by_night) == (17, 20, 27)
+    by_day, by_night = (f"--blink-settings=preferredColorScheme={scheme}" for scheme in (1, 0))
+    assert first_pixel(browser.take_picture(page, by_day)) == (245, 246, 249)
+    assert first_pixel(browser.take_picture(page, by_night)) == (17, 20, 27)
+    for light in (by_day, by_night):
+        texts = browser.evaluate(page, 1200, TEXT_COLOURS, light)
+        assert len(texts) > 100
+        faint = [text for text, colour, ground in texts if contrast(colour, ground) < 4.5]
+        assert faint == [], "text needs a contrast of 4.5 to what is behind it"
 
 
 @pytest.mark.usefixtures("prefect_server")
