@@ -90,20 +90,26 @@ def prefect_server(prefect_database: Path, tmp_path_factory: pytest.TempPathFact
         yield str(PREFECT_API_URL.value())
 
 
-@pytest.fixture
-def nights(tmp_path: Path, tiny_llama: Path) -> Nights:
-    """Four documents, three queries about each, six candidates to rank; nothing is answered yet."""
-    nights = Nights(tmp_path / "team.duckdb", tiny_llama)
-    with connect(nights.path, create=True) as connection:
+@pytest.fixture(scope="session")
+def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four documents, three queries about each, six candidates to rank; nothing is answered yet. To be copied."""
+    path = tmp_path_factory.mktemp("new") / "team.duckdb"
+    with connect(path, create=True) as connection:
         create_schema(connection)
     documents = [(f"d{i}", f"House {i}", BODY.format(i) * (2 + i)) for i in range(4)]
     queries = [(f"q{i}", f"what did he see in house {i}?") for i in range(3)]
-    with duckdb.connect(str(nights.path)) as connection:
+    with duckdb.connect(str(path)) as connection:
         connection.executemany("insert into documents values (?, ?, ?)", documents)
         connection.executemany("insert into queries values (?, ?)", queries)
         connection.execute("insert into snippet_requests select doc_id, query_id from documents, queries")
         connection.execute("insert into ranking_candidates select query_id, doc_id from documents, queries limit 6")
-    return nights
+    return path
+
+
+@pytest.fixture
+def nights(new_database: Path, tmp_path: Path, tiny_llama: Path) -> Nights:
+    """Over a database of the test's own, in which nothing is answered yet: see `new_database`."""
+    return Nights(Path(shutil.copyfile(new_database, tmp_path / "team.duckdb")), tiny_llama)
 
 
 @pytest.fixture
