@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,39 @@ def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nights(new_database: Path, tmp_path: Path, tiny_llama: Path) -> Nights:
     """Over a database of the test's own, in which nothing is answered yet: see `new_database`."""
     return Nights(Path(shutil.copyfile(new_database, tmp_path / "team.duckdb")), tiny_llama)
+
+
+@pytest.fixture(scope="session")
+def answered_before(
+    new_database: Path, tiny_llama: Path, prefect_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Nights, list[RunSummary]]]:
+    """Gives a database after one night of these workloads, and the night's summaries. To be copied."""
+
+    @cache
+    def answer(*workloads: str) -> tuple[Nights, list[RunSummary]]:
+        database = shutil.copyfile(new_database, tmp_path_factory.mktemp("answered") / "team.duckdb")
+        nights = Nights(Path(database), tiny_llama)
+        return nights, nights.run(*workloads)
+
+    return answer
+
+
+@pytest.fixture
+def answered(
+    nights: Nights, answered_before: Callable[..., tuple[Nights, list[RunSummary]]]
+) -> Callable[..., list[RunSummary]]:
+    """As `nights.run`, for a first night that is not itself what is tested: a copy of one that was run before.
+
+    Manifests name the plan of the original, which stays.
+    """
+
+    def copy(*workloads: str) -> list[RunSummary]:
+        before, summaries = answered_before(*workloads)
+        shutil.copyfile(before.path, nights.path)
+        shutil.copytree(before.runs, nights.runs)
+        return summaries
+
+    return copy
 
 
 @pytest.fixture

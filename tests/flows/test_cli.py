@@ -670,8 +670,10 @@ def _children_cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_a_night_with_nothing_new_is_short_and_does_not_import_what_computes(nights: Any, prefect_server: str) -> None:
-    nights.run()
+def test_a_night_with_nothing_new_is_short_and_does_not_import_what_computes(
+    nights: Any, answered: Any, prefect_server: str
+) -> None:
+    answered()
     check = (
         "import sys, time; from pathlib import Path; from flows.nightly import nightly; started = time.process_time();"
         f"summaries = nightly(Path({str(nights.path)!r}), {str(nights.model)!r}, engine={{'dtype': 'float32'}});"

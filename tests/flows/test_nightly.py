@@ -96,8 +96,8 @@ def test_answers_are_the_engine_s_for_the_model_s_own_prompts(nights: Any) -> No
             assert scores[doc_id + query_id] == pytest.approx(list(completion.label_logprobs), abs=1e-4)
 
 
-def test_a_night_with_nothing_new_says_so(nights: Any) -> None:
-    nights.run()
+def test_a_night_with_nothing_new_says_so(nights: Any, answered: Any) -> None:
+    answered()
     before = nights.sql("select count(*), max(created_at) from snippets")
     summaries = nights.run()
     assert [(summary.num_rows, summary.num_already_done) for summary in summaries] == [(0, 12), (0, 6)]
@@ -114,8 +114,8 @@ def test_a_night_with_nothing_new_says_so(nights: Any) -> None:
     assert nights.run("ranking")[0].text == "ranking: nothing to do; it has no rows"
 
 
-def test_only_what_changed_is_answered_again(nights: Any) -> None:
-    nights.run("snippets")
+def test_only_what_changed_is_answered_again(nights: Any, answered: Any) -> None:
+    answered("snippets")
     before = nights.answers()
     nights.sql("update documents set body = body || 'The end.' where doc_id = 'd2'")
     nights.sql("insert into snippet_requests values ('d-later', 'q0')")
@@ -129,8 +129,8 @@ def test_only_what_changed_is_answered_again(nights: Any) -> None:
     }
 
 
-def test_full_answers_everything_again_and_the_same(nights: Any) -> None:
-    nights.run()
+def test_full_answers_everything_again_and_the_same(nights: Any, answered: Any) -> None:
+    answered()
     before = nights.answers()
     snippets, ranking = nights.run(full=True)
     assert (snippets.num_ok, ranking.num_ok) == (12, 6)
@@ -162,8 +162,8 @@ def test_a_document_cannot_speak_as_the_chat_template(nights: Any) -> None:
     assert hostile in tokenizer.decode(tokens[0])
 
 
-def test_a_run_is_described_in_the_tables(nights: Any) -> None:
-    (summary,) = nights.run("snippets")
+def test_a_run_is_described_in_the_tables(nights: Any, answered: Any) -> None:
+    (summary,) = answered("snippets")
     (run,) = nights.sql(
         "select run_id, status, num_rows, num_prompt_tokens, num_cached_tokens, token_saving_ratio,"
         " best_token_saving_ratio, tokens_per_second, infer_seconds, num_steps, config, versions from runs"
@@ -182,8 +182,8 @@ def test_a_run_is_described_in_the_tables(nights: Any) -> None:
     assert computed == num_prompt - num_cached
 
 
-def test_a_plan_is_made_once(nights: Any) -> None:
-    nights.run("snippets")
+def test_a_plan_is_made_once(nights: Any, answered: Any) -> None:
+    answered("snippets")
     made = {path: path.stat().st_ino for path in (nights.runs / "cache").iterdir()}
     assert sorted(path.name.split("-")[0] for path in made) == ["plan", "tokens"]
     nights.run("snippets", full=True)
@@ -194,8 +194,8 @@ def test_a_plan_is_made_once(nights: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["tokens", "plan"])
 @pytest.mark.parametrize("damage", ["lost", "cut", "changed"])
-def test_a_lost_or_damaged_artifact_is_built_again(nights: Any, kind: str, damage: str) -> None:
-    nights.run("snippets")
+def test_a_lost_or_damaged_artifact_is_built_again(nights: Any, answered: Any, kind: str, damage: str) -> None:
+    answered("snippets")
     before = nights.answers()
     (path,) = (nights.runs / "cache").glob(f"{kind}-*.parquet")
     whole = path.read_bytes()

@@ -129,11 +129,12 @@ def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_every_picture_has_a_name_and_a_table(nights: Any, open_report: Callable[..., Node]) -> None:
-    nights.run("ranking")
+def test_every_picture_has_a_name_and_a_table(answered: Any, open_report: Callable[..., Node]) -> None:
+    answered("ranking")
     page = open_report()
     ids = [node.attributes["id"] for node in page.walk() if "id" in node.attributes]
     assert len(ids) == len(set(ids))
+    assert "prediction" not in ids, "there is none"
     figures = page.all("figure")
     assert {figure.attributes["id"] for figure in figures} >= {
         "stages", "tokens", "kv-memory", "requests", "savings", "share-degrees", "utilisation", "slowest-steps",
@@ -153,8 +154,8 @@ def test_every_picture_has_a_name_and_a_table(nights: Any, open_report: Callable
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_page_needs_nothing_else_and_may_load_nothing(nights: Any, open_report: Callable[..., Node]) -> None:
-    nights.run("ranking")
+def test_the_page_needs_nothing_else_and_may_load_nothing(answered: Any, open_report: Callable[..., Node]) -> None:
+    answered("ranking")
     page = open_report()
     for node in page.walk():
         assert not {"src", "href", "xlink:href", "action", "background", "srcset"} & set(node.attributes), node.tag
@@ -204,8 +205,8 @@ def test_the_browser_would_tell(browser: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_pointer_brings_numbers(nights: Any, browser: Browser, tmp_path: Path) -> None:
-    nights.run("ranking")
+def test_the_pointer_brings_numbers(nights: Any, answered: Any, browser: Browser, tmp_path: Path) -> None:
+    answered("ranking")
     page, _ = write_report(nights.path, page=tmp_path / "page.html")
     move = (
         "<script>document.querySelector('#tokens .target')"
@@ -245,8 +246,8 @@ def contrast(*colours: str) -> float:
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_it_is_readable_by_day_and_by_night(nights: Any, browser: Browser, tmp_path: Path) -> None:
-    nights.run("ranking")
+def test_it_is_readable_by_day_and_by_night(nights: Any, answered: Any, browser: Browser, tmp_path: Path) -> None:
+    answered("ranking")
     page, _ = write_report(nights.path, page=tmp_path / "page.html")
     by_day, by_night = (f"--blink-settings=preferredColorScheme={scheme}" for scheme in (1, 0))
     assert first_pixel(browser.take_picture(page, by_day)) == (245, 246, 249)
@@ -259,8 +260,10 @@ def test_it_is_readable_by_day_and_by_night(nights: Any, browser: Browser, tmp_p
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_long_run_keeps_its_valley_and_its_preemption(nights: Any, open_report: Callable[..., Node]) -> None:
-    (summary,) = nights.run("snippets")
+def test_a_long_run_keeps_its_valley_and_its_preemption(
+    nights: Any, answered: Any, open_report: Callable[..., Node]
+) -> None:
+    (summary,) = answered("snippets")
     nights.sql("delete from steps")
     nights.sql(
         "insert into steps select $1, 0, i, if(i = 30_000, 1, 120), 0, 0, 45, 30, 15, 5, 100, 9,"
@@ -346,9 +349,9 @@ def test_engines_side_by_side_and_padding_are_shown_as_such(nights: Any, open_re
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_no_two_labels_of_a_picture_overlap(nights: Any, browser: Browser, tmp_path: Path) -> None:
+def test_no_two_labels_of_a_picture_overlap(nights: Any, answered: Any, browser: Browser, tmp_path: Path) -> None:
     """A large plan, eight engines, steps above the chunk size, preemption and a full KV cache, in two windows."""
-    (summary,) = nights.run("snippets")
+    (summary,) = answered("snippets")
     nights.sql("delete from steps")
     nights.sql(
         "insert into steps by name select $1 as run_id, i // 125 as partition, i as step, 60 as num_decode_tokens,"
@@ -380,9 +383,11 @@ def test_no_two_labels_of_a_picture_overlap(nights: Any, browser: Browser, tmp_p
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_long_names_make_no_page_wider_than_its_window(nights: Any, browser: Browser, tmp_path: Path) -> None:
+def test_long_names_make_no_page_wider_than_its_window(
+    nights: Any, answered: Any, browser: Browser, tmp_path: Path
+) -> None:
     """Here a gold table's in the note of a picture; wide tables and pictures move within their figures."""
-    nights.run("ranking")
+    answered("ranking")
     gold = "gold" * 30
     nights.sql(f"create table {gold} as select query_id, doc_id, label from latest_rankings")
     evaluate_answers.fn(nights.path, load_workload("ranking"), gold)
@@ -394,8 +399,10 @@ def test_long_names_make_no_page_wider_than_its_window(nights: Any, browser: Bro
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_night_without_work_has_a_page_that_says_so(nights: Any, open_report: Callable[..., Node]) -> None:
-    nights.run("ranking")
+def test_a_night_without_work_has_a_page_that_says_so(
+    nights: Any, answered: Any, open_report: Callable[..., Node]
+) -> None:
+    answered("ranking")
     (summary,) = nights.run("ranking")
     page = open_report(summary.run_id)
     assert "nothing new to do: 6 rows had been answered before" in page.all("main")[0].text
@@ -403,10 +410,11 @@ def test_a_night_without_work_has_a_page_that_says_so(nights: Any, open_report: 
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_prediction_is_compared_where_there_is_one(nights: Any, open_report: Callable[..., Node]) -> None:
-    (summary,) = nights.run("ranking")
+def test_a_prediction_is_compared_where_there_is_one(
+    nights: Any, answered: Any, open_report: Callable[..., Node]
+) -> None:
+    (summary,) = answered("ranking")
     ((num_steps, config),) = nights.sql("select num_steps, config from runs")
-    assert not [node for node in open_report().walk() if node.attributes.get("id") == "prediction"]
     config = config[:-1] + f', "prediction": {{"num_steps": {num_steps * 2}, "step_seconds": 0.5, "unheard_of": 1}}}}'
     nights.sql("update runs set config = ?::json", [config])
     cells = open_report(summary.run_id).by_id("prediction").cells()
@@ -415,8 +423,8 @@ def test_a_prediction_is_compared_where_there_is_one(nights: Any, open_report: C
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_flow_run_links_the_page_and_holds_the_numbers(nights: Any) -> None:
-    (summary,) = nights.run("ranking")
+def test_the_flow_run_links_the_page_and_holds_the_numbers(nights: Any, answered: Any) -> None:
+    (summary,) = answered("ranking")
     nights.sql("update runs set error = '<b>no</b> [link](http://x)'")
 
     @flow(name="with-report", persist_result=False)
@@ -436,8 +444,8 @@ def test_the_flow_run_links_the_page_and_holds_the_numbers(nights: Any) -> None:
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_report_that_fails_ends_no_night(nights: Any) -> None:
-    nights.run("ranking")
+def test_a_report_that_fails_ends_no_night(nights: Any, answered: Any) -> None:
+    answered("ranking")
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
@@ -496,9 +504,9 @@ def test_a_mistake_is_one_line(
 
 @pytest.mark.usefixtures("prefect_server")
 def test_a_page_that_cannot_be_written_is_one_line(
-    nights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nights: Any, answered: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nights.run("ranking")
+    answered("ranking")
     capsys.readouterr()
     assert run_flow(report, ["--database", str(nights.path), "--out", f"{tmp_path}/no/such/page.html"]) == 1
     assert (

@@ -173,9 +173,9 @@ def test_a_device_without_memory_has_not_failed(error: Exception) -> None:
 
 
 def test_out_of_memory_on_the_device_lowers_the_budget_and_goes_on(
-    nights: Any, caplog: pytest.LogCaptureFixture
+    nights: Any, answered: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nights.run("snippets")
+    answered("snippets")
     undisturbed = nights.answers()
     ample = EngineSettings(dtype="float32", kv_memory="200MiB", max_num_batched_tokens=128)
 
