@@ -61,6 +61,16 @@ def open_report(nights: Any, browser: Browser, tmp_path: Path) -> Callable[..., 
     return open_page
 
 
+@pytest.fixture(scope="module")
+def ranking_page(answered_before: Any, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """The page of a first night that ranks; nothing may be written to the console."""
+    nights, _ = answered_before("ranking")
+    page, _ = write_report(nights.path, page=tmp_path_factory.mktemp("ranking") / "page.html")
+    root, console = browser.open(page)
+    assert console == []
+    return root
+
+
 @pytest.mark.usefixtures("prefect_server")
 def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open_report: Callable[..., Node]) -> None:
     add_bad_rows(nights)
@@ -128,14 +138,11 @@ def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open
     assert "max_num_batched_tokens" in page.by_id("settings").text
 
 
-@pytest.mark.usefixtures("prefect_server")
-def test_every_picture_has_a_name_and_a_table(answered: Any, open_report: Callable[..., Node]) -> None:
-    answered("ranking")
-    page = open_report()
-    ids = [node.attributes["id"] for node in page.walk() if "id" in node.attributes]
+def test_every_picture_has_a_name_and_a_table(ranking_page: Node) -> None:
+    ids = [node.attributes["id"] for node in ranking_page.walk() if "id" in node.attributes]
     assert len(ids) == len(set(ids))
     assert "prediction" not in ids, "there is none"
-    figures = page.all("figure")
+    figures = ranking_page.all("figure")
     assert {figure.attributes["id"] for figure in figures} >= {
         "stages", "tokens", "kv-memory", "requests", "savings", "share-degrees", "utilisation", "slowest-steps",
     }  # fmt: skip
@@ -145,25 +152,24 @@ def test_every_picture_has_a_name_and_a_table(answered: Any, open_report: Callab
         assert "-- purpose:" in figure.all("pre")[0].text
         for picture in figure.all("svg"):
             assert picture.attributes["role"] == "img"
-            assert page.by_id(picture.attributes["aria-labelledby"]).text
-            assert page.by_id(picture.attributes["aria-describedby"]).text
-    (style,) = page.all("style")
-    for kind in {kind for rect in page.all("rect") for kind in rect.classes}:
+            assert ranking_page.by_id(picture.attributes["aria-labelledby"]).text
+            assert ranking_page.by_id(picture.attributes["aria-describedby"]).text
+    (style,) = ranking_page.all("style")
+    for kind in {kind for rect in ranking_page.all("rect") for kind in rect.classes}:
         assert re.search(rf"\.{kind} {{[^}}]*fill:", style.text), f"rectangles of class {kind} would be black"
-    assert page.all("html")[0].attributes["lang"] == "en"
+    assert ranking_page.all("html")[0].attributes["lang"] == "en"
 
 
-@pytest.mark.usefixtures("prefect_server")
-def test_the_page_needs_nothing_else_and_may_load_nothing(answered: Any, open_report: Callable[..., Node]) -> None:
-    answered("ranking")
-    page = open_report()
-    for node in page.walk():
+def test_the_page_needs_nothing_else_and_may_load_nothing(ranking_page: Node) -> None:
+    for node in ranking_page.walk():
         assert not {"src", "href", "xlink:href", "action", "background", "srcset"} & set(node.attributes), node.tag
         assert not [name for name in node.attributes if name.startswith("on")], node.tag
     assert not re.search(
-        r"url\(|@import|https?:", "".join(node.text for node in page.all("style") + page.all("script"))
+        r"url\(|@import|https?:", "".join(node.text for node in ranking_page.all("style") + ranking_page.all("script"))
     )
-    (policy,) = (node for node in page.all("meta") if node.attributes.get("http-equiv") == "Content-Security-Policy")
+    (policy,) = (
+        node for node in ranking_page.all("meta") if node.attributes.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy.attributes["content"].startswith("default-src 'none'; script-src 'sha256-")
 
 
