@@ -42,4 +42,6 @@ def test_a_wrong_answer_is_one_line(
     assert formats.main(["--model", str(tiny_llama), *options]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert re.fullmatch(r"no figures: probabilities in bfloat16 differ by \S+ from those in float32, on average\n", printed.err)
+    assert re.fullmatch(
+        r"no figures: probabilities in bfloat16 differ by \S+ from those in float32, on average\n", printed.err
+    )
