@@ -40,10 +40,13 @@ class Threshold:
         return cls(metric=metric, column_name=column_name, label=label, bound=bound, is_least=is_least)
 
     def find_failures(self, metrics: Sequence[Metric]) -> list[str]:
-        """Descriptions of the metrics that miss the bound; raises `ConfigError` if no metric has the name."""
-        found = [each for each in metrics if self._names(each)]
+        """Descriptions of the metrics that miss the bound. Beside gold, the agreement is all that counts of a comparison
+        with another run. Raises `ConfigError` if no metric has the name."""
+        has_gold = any(each.reference == GOLD for each in metrics)
+        judged = [each for each in metrics if not has_gold or each.reference == GOLD or each.metric == "agreement"]
+        found = [each for each in judged if self._names(each)]
         if not found:
-            named = [(each.column_name, each.metric, each.label or "") for each in metrics]
+            named = [(each.column_name, each.metric, each.label or "") for each in judged]
             known = sorted({".".join(filter(None, names)) for names in named if bool(names[2]) == bool(self.label)})
             name = ".".join(filter(None, (self.column_name, self.metric, self.label)))
             raise ConfigError(f"no metric {name!r} was computed; there are {', '.join(known)}")
@@ -56,7 +59,5 @@ class Threshold:
         ]
 
     def _names(self, each: Metric) -> bool:
-        """Whether the threshold is about a metric: "agreement" has no gold, other metrics count only against gold."""
-        is_right_reference = each.reference == GOLD or each.metric == "agreement"
         is_named = (each.metric, each.label or "") == (self.metric, self.label)
-        return is_right_reference and is_named and self.column_name.lower() in ("", each.column_name.lower())
+        return is_named and self.column_name.lower() in ("", each.column_name.lower())

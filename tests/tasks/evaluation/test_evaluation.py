@@ -554,6 +554,13 @@ def test_thresholds_name_what_misses_them(database: Path) -> None:
         check("acuracy=0.8")
     with pytest.raises(ConfigError, match=r"no metric 'label.recall.NO' .* label.recall.no, label.recall.yes$"):
         check("label.recall.NO=0.8")
+    add_rankings(database, [0.9, 0.2, 0.7, 0.2], "r2", 2)
+    found = evaluate_answers.fn(database, RANKING, None, run_id="r1", against="r2").metrics
+    assert check("label.agreement=0.75", "kappa=0.5") == []
+    assert check("kappa=0.6") == ["kappa in label is 0.5, below 0.6"]
+    found = evaluate_answers.fn(database, RANKING, "gold", run_id="r2", against="r1").metrics
+    assert check("agreement=0.75", "kappa=0") == []
+    assert check("kappa=0.1") == ["kappa in label is 0, below 0.1"], "that with gold"
     for text in ("accuracy", "accuracy=", "=0.8", "accuracy=high", "label..yes=1", "accuracy=nan"):
         with pytest.raises(ConfigError, match="is not of the form"):
             check(text)
