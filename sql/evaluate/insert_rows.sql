@@ -1,5 +1,5 @@
 -- purpose: the compared values of a column of labels, texts, numbers or other values
--- grain:   one row per expected value
+-- grain:   one row per expected value; where two runs are compared, only if both have answered
 -- inputs:  batchloom_pairs
 -- parameters: $evaluation_id, $reference, $column, $kind, $right (name of the metric for right answers),
 --          $is_nullable (whether null is an expected value)
@@ -22,7 +22,7 @@ with texts as (
             case when $kind = 'label' and status = 'ok' then 'NULL' end
         ) as answer
     from batchloom_pairs
-    where given is not null or $is_nullable
+    where (given is not null or $is_nullable) and ($reference = 'gold' or status = 'ok')
 ),
 
 compared as (

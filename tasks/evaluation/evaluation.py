@@ -170,9 +170,11 @@ class Comparison:
 
     def take_answers(self, run_id: str | None, *, is_reference: bool = False) -> None:
         """Create the temporary table of the answers of a run; None for the newest answer of each row. With
-        `is_reference` others are compared with them, and errors are left out."""
+        `is_reference` others are compared with them, and errors are left out, except in mode "decide", where a row
+        with an error may have answers to other questions."""
         target = "batchloom_expected_rows" if is_reference else "batchloom_answers"
-        parameters = {"run_id": run_id, "is_reference": is_reference}
+        leaves_out_errors = is_reference and not self._workload.kind.question_digests
+        parameters = {"run_id": run_id, "leaves_out_errors": leaves_out_errors}
         source = self._latest if run_id is None else self._table
         self.execute("gold/answers", parameters, target=target, source=source, keys=self._workload.key)
         if self._count(target) == 0:
@@ -221,7 +223,7 @@ class Comparison:
                 self._insert(column, GOLD, "accuracy" if column.kind == "label" else "exact_match")
 
     def compare_with_run(self, run_id: str) -> None:
-        """Insert rows with each answer and that of another run."""
+        """Insert rows with each answer and that of another run, where both are there."""
         self.take_answers(run_id, is_reference=True)
         for column in list_columns(self._workload, self._answer_types):
             self._pair(column)

@@ -264,6 +264,23 @@ def test_two_runs_are_compared_row_by_row(database: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_replicates")
+def test_rows_that_one_of_two_runs_could_not_answer_are_left_out(database: Path) -> None:
+    """Whichever run is compared with the other."""
+    for number, run_id in enumerate(("r1", "r2")):
+        add_rankings(database, [0.9, 0.2, 0.8, 0.1], run_id, 1 + number)
+        sql(
+            database,
+            "update rankings set status = 'error', score = null, label = null, label_logprobs = null"
+            " where run_id = ? and doc_id = ?",
+            [run_id, f"d{number}"],
+        )
+    for run_id, other in (("r1", "r2"), ("r2", "r1")):
+        metrics = evaluate_answers.fn(database, RANKING, None, run_id=run_id, against=other).metrics
+        found = [(each.metric, each.value, each.num_rows) for each in metrics]
+        assert found == [("agreement", 1.0, 2), ("kappa", 1.0, 2)]
+
+
+@pytest.mark.usefixtures("few_replicates")
 def test_a_workloads_table_may_have_any_name(database: Path) -> None:
     """Also that of a table which the evaluation itself makes."""
     add_rankings(database, [0.9, 0.2, 0.8, 0.1], run_id="r1")
