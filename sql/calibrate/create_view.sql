@@ -10,7 +10,6 @@ create or replace view {view} as
 with answered as (
     select {keys}, run_id, {columns}
     from {latest}
-    where status = 'ok'
 ),
 
 probable as (

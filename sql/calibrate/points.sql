@@ -15,8 +15,7 @@ with listed as (
     inner join batchloom_answers as answers on answers.request_key = expected_rows.request_key
     inner join runs on runs.run_id = answers.run_id
     where
-        answers.status = 'ok'
-        and expected_rows.{expected} is not null
+        expected_rows.{expected} is not null
         and answers.{probability} is not null
         and runs.workload_digest = $workload_digest
         and runs.model_digest = $model_digest

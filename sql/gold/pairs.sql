@@ -1,4 +1,5 @@
--- purpose: each expected value of a column, as the answer's type, with the answer
+-- purpose: each expected value of a column, as the answer's type, with the answer. In mode decide, a row whose status is
+--          error has the answers of its other questions
 -- grain:   one row per expected row
 -- inputs:  batchloom_expected_rows, batchloom_answers, macro confidence_of
 -- identifiers: {expected}, {answer}, {probability} (batchloom_no_probability if the workload gives none)
@@ -7,12 +8,13 @@
 create or replace temp table batchloom_pairs as
 select
     expected_rows.request_key,
-    coalesce(answers.status, 'unanswered') as status,
+    case
+        when answers.{answer} is not null then 'ok'
+        else coalesce(answers.status, 'unanswered')
+    end as status,
     decode(encode(expected_rows.{expected}::varchar), 'replace') as given,
     try(cast_to_type(expected_rows.{expected}, answers.{answer})) as expected,
-    case when answers.status = 'ok' then answers.{answer} end as answer,
-    case
-        when answers.status = 'ok' then confidence_of(answers.{answer}::varchar, answers.{probability})
-    end as confidence
+    answers.{answer} as answer,
+    confidence_of(answers.{answer}::varchar, answers.{probability}) as confidence
 from batchloom_expected_rows as expected_rows
 left join batchloom_answers as answers on answers.request_key = expected_rows.request_key

@@ -40,8 +40,8 @@ class Threshold:
         return cls(metric=metric, column_name=column_name, label=label, bound=bound, is_least=is_least)
 
     def find_failures(self, metrics: Sequence[Metric]) -> list[str]:
-        """Descriptions of the metrics that miss the bound. Beside gold, the agreement is all that counts of a comparison
-        with another run. Raises `ConfigError` if no metric has the name."""
+        """Descriptions of the metrics that miss the bound. Beside gold, only the agreement of two runs counts, none of
+        their other metrics. Raises `ConfigError` if no metric has the name."""
         has_gold = any(each.reference == GOLD for each in metrics)
         judged = [each for each in metrics if not has_gold or each.reference == GOLD or each.metric == "agreement"]
         found = [each for each in judged if self._names(each)]

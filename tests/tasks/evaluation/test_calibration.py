@@ -189,6 +189,13 @@ def test_the_one_probability_of_a_text_is_that_of_the_answer(typed: Path) -> Non
     assert metrics["ece"] == pytest.approx(sum(gaps) / 80)
 
 
+def test_answers_of_a_row_count_though_another_question_of_it_failed(typed: Path) -> None:
+    sql(typed, "update latest_snippets set status = 'error' where doc_id < '5'")
+    found = calibrate_answers.fn(str(typed), SNIPPETS, "gold", "platt")
+    assert [(each.label, each.num_rows) for each in found] == [("a", 80), ("b", 80)]
+    assert sql(typed, "select count(calibrated_probability) from calibrated_snippets") == [(80,)]
+
+
 def test_nothing_is_written_if_no_label_can_be_calibrated(typed: Path) -> None:
     sql(typed, "update gold set topic = 'a'")
     with pytest.raises(DatabaseError, match=f"^gold table 'gold', topic_probabilities of 'a', 'b', 'c': {SAME}$"):

@@ -20,7 +20,7 @@ from tasks.database.schema import create_schema
 from tasks.evaluation import evaluation as evaluation_module
 from tasks.evaluation.evaluation import Evaluation, evaluate_answers
 from tasks.evaluation.threshold import Threshold
-from tasks.workloads.workload import load_workload
+from tasks.workloads.workload import Workload, load_workload
 
 RANKING = load_workload("ranking")
 SNIPPETS = load_workload("snippets")
@@ -427,9 +427,9 @@ def test_null_is_an_answer_where_a_text_may_not_say(tmp_path: Path) -> None:
     assert found["vendor", "exact_match", None] == 1, "one row is judged"
 
 
-@pytest.mark.usefixtures("few_replicates")
-def test_each_question_of_a_row_is_judged(tmp_path: Path) -> None:
-    """Mode "decide": truth values and choices with their probabilities, scores; its books are no answer."""
+@pytest.fixture
+def mails(tmp_path: Path) -> tuple[Path, Workload]:
+    """Three questions about each of eight mails, mode "decide", not answered yet."""
     (tmp_path / "mails.sql").write_text("select id, text from mails")
     (tmp_path / "mails.toml").write_text(
         'name = "mails"\nmode = "decide"\nrequests_sql = "mails.sql"\nkey = ["id"]\n'
@@ -443,6 +443,14 @@ def test_each_question_of_a_row_is_judged(tmp_path: Path) -> None:
     with connect(path, create=True) as connection:
         connection.execute("create table mails as select i::varchar as id, 'text' as text from range(8) as rows (i)")
         create_schema(connection, workload)
+    return path, workload
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_each_question_of_a_row_is_judged(mails: tuple[Path, Workload]) -> None:
+    """Mode "decide": truth values and choices with their probabilities, scores; its books are no answer."""
+    path, workload = mails
+    with connect(path) as connection:
         connection.execute(
             "insert into mail_facets by name select i::varchar as id, i < 4 as urgent,"
             " 0.9 - i / 10 as urgent_probability, 'billing' as topic,"
@@ -466,6 +474,27 @@ def test_each_question_of_a_row_is_judged(tmp_path: Path) -> None:
     sql(path, "alter table gold add column note text")
     with pytest.raises(DatabaseError, match=r"it answers urgent, topic, tone$"):
         evaluate_answers.fn(path, workload, "gold")
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_a_question_that_failed_leaves_the_rows_other_answers_right(mails: tuple[Path, Workload]) -> None:
+    """Of each second mail, the prompt about the topic is too long."""
+    path, workload = mails
+    sql(
+        path,
+        "insert into mail_facets by name select i::varchar as id, true as urgent, 0.75 as urgent_probability,"
+        " if(i % 2 = 0, 'billing', null) as topic, if(i % 2 = 0, 'ok', 'error') as status, r as run_id,"
+        " now() as created_at from range(8) as rows (i), unnest(['r1', 'r2']) as runs (r)",
+    )
+    sql(path, "create table gold as select id, true as urgent, 'billing' as topic from mails")
+    evaluation = evaluate_answers.fn(path, workload, "gold", run_id="r2", against="r1")
+    found = values_of(evaluation)
+    assert (evaluation.num_ok, evaluation.num_errors) == (4, 4)
+    assert (found["urgent", "accuracy", None], found["urgent", "coverage", None]) == (1, 1)
+    assert found["urgent", "ece", None] == pytest.approx(0.25)
+    assert (found["topic", "accuracy", None], found["topic", "coverage", None]) == (0.5, 0.5)
+    compared = {each.column_name: each.num_rows for each in evaluation.metrics if each.metric == "agreement"}
+    assert compared == {"urgent": 8, "topic": 4}
 
 
 @pytest.mark.parametrize(
