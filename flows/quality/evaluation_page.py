@@ -14,10 +14,10 @@ def render_evaluation(evaluation: Evaluation) -> str:
     others = [f"gold table {evaluation.gold}"] if evaluation.gold else []
     others += [f"run {evaluation.against}"] if evaluation.against else []
     page.console.print(f"{evaluation.workload}: {whose} against {' and '.join(others)}")
-    counted = " (what they do not answer counts as wrong)" if evaluation.gold else ""
     page.console.print(
         f"{evaluation.num_gold_rows:,} rows to compare with: {evaluation.num_ok:,} answered, "
-        f"{evaluation.num_errors:,} failed{counted}, {evaluation.num_unanswered:,} without an answer"
+        f"{evaluation.num_errors:,} failed (against gold, what they do not answer is wrong), "
+        f"{evaluation.num_unanswered:,} without an answer"
     )
     table = make_table("", ("column", "label", "metric"), ("value", "95% interval", "rows"))
     for each in evaluation.metrics:

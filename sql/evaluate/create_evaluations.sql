@@ -13,6 +13,6 @@ create table if not exists evaluations (
     created_at timestamptz,
     num_gold_rows bigint,
     num_ok bigint,
-    num_errors bigint,         -- rows with an error; what they do not answer counts as wrong against gold
+    num_errors bigint,         -- rows with an error; against gold, what they do not answer is wrong
     num_unanswered bigint      -- gold rows without an answer; they count for coverage only
 )
