@@ -215,17 +215,32 @@ where
     );
 
 -- the ranked list of each query with texts: one row per query and document, best first
+-- where two documents or two queries have one id, the view leaves it out, as the next run makes its rows errors
 create or replace view ranked_documents as
+with unique_queries as (
+    select query_id::varchar as query_id, any_value(query_text::varchar) as query_text
+    from queries
+    group by query_id::varchar
+    having count(*) = 1
+),
+
+unique_documents as (
+    select doc_id::varchar as doc_id, any_value(title::varchar) as title
+    from documents
+    group by doc_id::varchar
+    having count(*) = 1
+)
+
 select
     latest_rankings.query_id,
-    decode(encode(queries.query_text::varchar), 'replace') as query_text,
+    decode(encode(unique_queries.query_text), 'replace') as query_text,
     latest_rankings.rank,
     latest_rankings.doc_id,
-    decode(encode(documents.title::varchar), 'replace') as title,
+    decode(encode(unique_documents.title), 'replace') as title,
     latest_rankings.score
 from latest_rankings
-inner join queries on queries.query_id::varchar = latest_rankings.query_id
-inner join documents on documents.doc_id::varchar = latest_rankings.doc_id
+inner join unique_queries on unique_queries.query_id = latest_rankings.query_id
+inner join unique_documents on unique_documents.doc_id = latest_rankings.doc_id
 where latest_rankings.status = 'ok'
 order by latest_rankings.query_id, latest_rankings.rank;
 

@@ -76,6 +76,15 @@ def test_the_ranked_list_closes_its_gaps(night: Any) -> None:
     ]
 
 
+def test_the_ranked_list_leaves_out_an_id_that_two_documents_or_queries_have(night: Any) -> None:
+    """Until the next run makes its rows errors."""
+    night.sql("insert into ranking_candidates select query_id, doc_id from queries, documents")
+    night.run("ranking", score)
+    night.sql("insert into documents values ('d1', 'Again', 'text')")
+    night.sql("insert into queries values ('q2', 'again')")
+    assert night.sql("select query_id, rank, doc_id from ranked_documents") == [("q1", 2, "d2")]
+
+
 def test_runs_are_summed_up_newest_first(night: Any) -> None:
     night.run(seconds={"infer": 2.0}, best_token_saving_ratio=0.5)
     night.run("ranking", score)
