@@ -110,6 +110,7 @@ def _select_rows(connection: duckdb.DuckDBPyConnection, source: Source, workload
         "requests_sql": workload.requests_sql,
         "keys": list(workload.key),
         "fields": workload.hashed_fields,
+        "has_priority": bool(workload.priority),
         "may_be_empty": list(workload.prompt.may_be_empty),
         "workload_digest": workload.row_digest,
         "questions": digests,
@@ -118,12 +119,8 @@ def _select_rows(connection: duckdb.DuckDBPyConnection, source: Source, workload
     sha256_of = f"sha256_of_{secrets.token_hex(8)}"  # a unique name, because all connections to a file share functions
     blob, text = duckdb.sqltypes.BLOB, duckdb.sqltypes.VARCHAR
     connection.create_function(sha256_of, _hash_values, [blob], text, type="arrow", null_handling="special")
-    query = fill_identifiers(
-        statement("read/checked_requests"),
-        columns=workload.columns,
-        priority=workload.priority or "row_priority",
-        sha256_of=sha256_of,
-    )
+    checked, priority = statement("read/checked_requests"), workload.priority or "row_priority"
+    query = fill_identifiers(checked, columns=workload.columns, priority=priority, sha256_of=sha256_of)
     return connection.sql(choice.narrow(query) if choice else query, params=parameters).to_arrow_reader(BATCH_ROWS)
 
 

@@ -4,14 +4,14 @@
 --          and a digest
 -- grain:   one row per row of the workload's query
 -- inputs:  batchloom_newest_answers, batchloom_row_layouts, macros bytes_of and problem_of
--- identifiers: {columns}: the key columns, then the other fields of the prompt; {priority} (row_priority, which is
---          null, if rows have no priority); {sha256_of}: a function that gives what sha256 gives, but faster
+-- identifiers: {columns}: the key columns, then the other fields of the prompt; {priority} (any column if rows have no
+--          priority); {sha256_of}: a function that gives what sha256 gives, but faster
 -- parameters: $requests_sql (the workload's query), $keys and $fields (in the order of {columns}), $may_be_empty (of
---          the fields), $workload_digest, $model_digest, $questions (digests of the questions that each row is
---          asked; empty if a row makes one request)
+--          the fields), $has_priority, $workload_digest, $model_digest, $questions (digests of the questions that each
+--          row is asked; empty if a row makes one request)
 
 with requested as (
-    select {columns}, error, {priority} as row_priority
+    select {columns}, error, (case when $has_priority then {priority} end)::bigint as row_priority
     from (
         from query($requests_sql)
         union all by name
@@ -25,7 +25,7 @@ prefixed as (
         bytes_of(columns($keys)) as 'id_\0',
         bytes_of(columns($fields)) as 'field_\0',
         nullif(ltrim(decode(encode(error::varchar), 'replace')), '') as error,
-        coalesce(row_priority, 0)::bigint as row_priority
+        coalesce(row_priority, 0) as row_priority
     from requested
 ),
 

@@ -127,6 +127,11 @@ def test_nor_do_they_where_the_time_is_in_a_list_or_struct(tickets: Any, topics:
         assert found == [*[(text, "ok")] * 3, (text, "error")], zone
 
 
+def test_a_column_of_the_query_is_a_priority_only_if_the_workload_says_so(tickets: Any, topics: Path) -> None:
+    (topics.parent / "select_tickets.sql").write_text("select *, ticket_id as row_priority from tickets")
+    assert {row["row_priority"] for row in tickets.prepare(load_workload(topics), sort).rows()} == {0}
+
+
 def test_an_own_table_has_the_columns_of_a_shipped_one(night: Any) -> None:
     def columns(table: str) -> list[tuple[str, str]]:
         found = night.sql(f"select column_name, column_type from (describe {table})")
