@@ -4,11 +4,16 @@
 -- inputs:  plan and tokens artifacts, as files
 -- parameters: $plan, $tokens, $num_rows, $seed, $num_questions (prompts per row)
 
-with planned as (
-    select
-        row_id,
-        case when num_prefix_tokens > 0 then count(*) over (partition by group_id) else 1 end as share_degree
+with groups as (
+    select group_id, count(distinct row_id // $num_questions) as num_rows
     from read_parquet($plan)
+    group by group_id
+),
+
+planned as (
+    select prompts.row_id, case when prompts.num_prefix_tokens > 0 then groups.num_rows else 1 end as share_degree
+    from read_parquet($plan) as prompts
+    inner join groups on groups.group_id = prompts.group_id
 ),
 
 measured as (

@@ -140,6 +140,22 @@ def test_a_sample_holds_each_stratum_in_proportion(tmp_path: Path) -> None:
     assert [row_id for row_id, _, _ in choose(1000)] == list(range(620))
 
 
+def test_rows_of_several_prompts_are_counted_once_as_sharing_a_prefix(tmp_path: Path) -> None:
+    """Three questions about each of five rows: the text of the first is its own, those of the others are the same."""
+    plan = pa.record_batch(
+        {"row_id": np.arange(15), "group_id": np.repeat([0, 1], [3, 12]), "num_prefix_tokens": [5] * 15}
+    )
+    tokens = pa.record_batch({"row_id": np.arange(15), "token_ids": [[1] * 9] * 15})
+    parameters: dict[str, Any] = {
+        name: write_parquet(tmp_path / f"{name}.parquet", batch.schema, [batch]).path
+        for name, batch in (("plan", plan), ("tokens", tokens))
+    }
+    parameters |= {"num_rows": 5, "seed": 0, "num_questions": 3}
+    with duckdb.connect() as connection:
+        chosen = connection.execute(statement("sample/choose_rows"), parameters).fetchall()
+    assert chosen == [(0, 1, 9), *((row_id, 4, 9) for row_id in range(1, 5))]
+
+
 def test_the_mean_of_a_sample_has_an_interval_that_holds_the_truth() -> None:
     rng = np.random.default_rng(4)
     population = rng.gamma(2.0, 20.0, 1000)
