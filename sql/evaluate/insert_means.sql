@@ -1,4 +1,4 @@
--- purpose: the metrics that are means over rows
+-- purpose: the metrics that are means over rows; those that are shares of rows have Wilson's intervals
 -- grain:   one row per reference, column and measure
 -- inputs:  evaluated_rows, macros wilson_low, wilson_high, weight_of and bootstrap_quantile
 -- parameters: $evaluation_id, $num_replicates, $fewest_rows (of a bootstrap; with fewer there is no interval)
@@ -23,7 +23,7 @@ points as (
         avg(value) as value,
         sum(value) as total,
         count(*) as num_rows,
-        bool_and(value in (0, 1)) as is_share
+        bool_and(metric in ('accuracy', 'agreement', 'coverage', 'exact_match') and value in (0, 1)) as is_share
     from measured
     group by all
 ),

@@ -193,8 +193,23 @@ def test_a_bootstrap_of_few_rows_has_no_interval(database: Path, num_rows: int) 
     add_rankings(database, ([0.9, 0.3] * 3)[:num_rows])
     add_gold(database, (["yes"] * 4 + ["no"] * 2)[:num_rows])
     for each in evaluate_answers.fn(database, RANKING, "gold").metrics:
-        is_share = each.metric in ("accuracy", "coverage", "precision", "recall", "mrr", "ndcg@10")
+        is_share = each.metric in ("accuracy", "coverage", "precision", "recall")
         assert (each.low is not None) == (each.high is not None) == (is_share or each.num_rows == 6), each
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_an_error_of_0_or_1_in_each_row_is_no_share(tmp_path: Path) -> None:
+    """Wilson's interval would end at 1, which the error of another row may exceed."""
+    path = tmp_path / "team.duckdb"
+    sql(
+        path,
+        "create table latest_snippets as select i::varchar as doc_id, 'q' as query_id, 'ok' as status, 'r' as run_id,"
+        " now() as created_at, '' as content_key, 3 as total from range(8) as rows (i)",
+    )
+    sql(path, "create table gold as select doc_id, query_id, 4 as total from latest_snippets")
+    found = {each.metric: each for each in evaluate_answers.fn(path, SNIPPETS, "gold").metrics}
+    assert (found["mean_absolute_error"].value, found["mean_absolute_error"].high) == (1, None)
+    assert found["exact_match"].high == pytest.approx(0.324, abs=0.001)
 
 
 @pytest.mark.usefixtures("few_replicates")
