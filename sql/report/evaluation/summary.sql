@@ -7,7 +7,7 @@ select
     evaluation_id,
     coalesce('gold table ' || gold, 'run ' || against) as compared_with,
     case when answers = 'newest' then 'newest answers' else 'answers of this run' end as whose,
-    strftime(created_at, '%Y-%m-%d %H:%M:%S') as created_at_utc,
+    strftime(created_at at time zone 'UTC', '%Y-%m-%d %H:%M:%S') as created_at_utc,
     num_gold_rows,
     num_ok,
     num_errors,

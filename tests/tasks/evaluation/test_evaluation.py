@@ -512,6 +512,29 @@ def test_a_question_that_failed_leaves_the_rows_other_answers_right(mails: tuple
     assert compared == {"urgent": 8, "topic": 4}
 
 
+@pytest.mark.usefixtures("few_replicates")
+def test_the_time_on_the_report_page_is_utc_in_any_session(database: Path) -> None:
+    add_rankings(database, [0.9, 0.2])
+    add_gold(database, ["yes", "no"])
+    evaluate_answers.fn(database, RANKING, "gold")
+    ((utc,),) = sql(database, "select strftime(created_at at time zone 'UTC', '%Y-%m-%d %H:%M:%S') from evaluations")
+    with duckdb.connect(str(database)) as connection:
+        connection.execute("set timezone = 'Asia/Tokyo'")
+        row = connection.sql(statement("report/evaluation/summary"), params={"run_id": "r1"})
+        assert row.fetchall()[0][row.columns.index("created_at_utc")] == utc
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_the_pages_query_of_wrong_answers_leaves_out_right_ones(database: Path) -> None:
+    """A small probability of an event that did not occur is no wrong answer."""
+    add_rankings(database, [0.9, 0.02, 0.8])
+    add_gold(database, ["yes", "no", "no"])
+    evaluate_answers.fn(database, RANKING, "gold")
+    page = Path(__file__).parents[3] / "docs" / "evaluation.md"
+    block = page.read_text(encoding="utf-8").partition("The wrong answers of the last evaluation")[2].split("\n\n")[1]
+    assert sql(database, block) == [(["q2", "d2"], "label", "no", "yes", pytest.approx(0.8))]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
