@@ -48,11 +48,13 @@ def calibrate(
     for each in found:
         name = each.column_name + (f" of {each.label!r}" if each.label is not None else "")
         errors = f"mean squared error {each.brier_before:.4f} before, {each.brier_after:.4f} after, in five folds"
+        errors += f" (answers of {each.model})"
         LOGGER.info("%s: %s: %s on %s gold rows: %s", loaded.name, name, each.method, f"{each.num_rows:,}", errors)
     rows = [
         {
             "column": each.column_name,
             "label": each.label or "",
+            "model": each.model,
             "method": each.method,
             "gold rows": each.num_rows,
             "Brier score before": round(each.brier_before, 5),

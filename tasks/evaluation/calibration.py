@@ -45,8 +45,10 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A map from probabilities to calibrated ones; a row of the table ``calibrations``."""
+    """A map from probabilities to calibrated ones; a row of the table ``calibrations``, without the model's name."""
 
+    model: str = ""
+    model_digest: str = ""
     column_name: str = ""
     label: str | None = None
     method: str
@@ -69,8 +71,8 @@ class Calibration:
 
 @task(name="calibrate", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def calibrate_answers(database: str | Path, workload: Workload, gold: str, method: Method) -> list[Calibration]:
-    """Fit a map for each probability that gold covers, and keep the maps with the digests of workload and model. A
-    probability that cannot be calibrated is a warning, if others can.
+    """Fit a map for each probability that gold covers and each model that gave newest answers, and keep the maps with
+    the digests of workload and model. A probability that cannot be calibrated is a warning, if others can.
 
     The view ``calibrated_<table>`` applies the maps to the newest answers; ``calibrated_<table>_labels`` does so for
     each label, where labels have probabilities.
@@ -95,11 +97,16 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
             raise DatabaseError(f"gold table {gold!r} judges no column that has probabilities")
         for name in ("probability_entries_of", "likeliest_entries_of", "calibrated_probability_of"):
             comparison.execute(f"calibrate/macro_{name}")
-        newest = comparison.execute("calibrate/newest_model", {"workload_digest": workload.digest}).fetchone()
-        if newest is None:
+        of_workload = {"workload_digest": workload.digest}
+        models = comparison.execute("calibrate/newest_models", of_workload).fetchall()
+        if not models:
             raise DatabaseError(f"workload {workload.name!r} as it is now has answered nothing yet")
-        digests = {"workload_digest": workload.digest, "model_digest": str(newest[0])}
-        fitted = [each for column in columns for each in _fit_column(comparison, column, digests, method)]
+        fitted = [
+            each
+            for model in models
+            for column in columns
+            for each in _fit_column(comparison, column, workload.digest, model, method)
+        ]
         found = [each for each in fitted if isinstance(each, Calibration)]
         refused = [each for each in fitted if isinstance(each, str)]
         if not found:
@@ -107,10 +114,13 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
         for reason in refused:
             LOGGER.warning("%s: not calibrated: %s", workload.name, reason)
         comparison.execute("calibrate/create_calibrations")
-        comparison.execute("calibrate/delete_calibrations", digests)
-        row = {"workload": workload.name, **digests, "gold": gold, "created_at": datetime.now(UTC)}
+        for model_digest in {each.model_digest for each in found}:
+            comparison.execute("calibrate/delete_calibrations", of_workload | {"model_digest": model_digest})
+        row = {"workload": workload.name, **of_workload, "gold": gold, "created_at": datetime.now(UTC)}
         for each in found:
-            comparison.execute("write/insert_rows", {"rows": [row | asdict(each)]}, table="calibrations")
+            values = row | asdict(each)
+            del values["model"]
+            comparison.execute("write/insert_rows", {"rows": [values]}, table="calibrations")
         _create_views(comparison, workload, columns, str(database))
     return found
 
@@ -156,7 +166,7 @@ def _fit(probabilities: Values, is_right: Values, method: str) -> Calibration:
         from sklearn.isotonic import IsotonicRegression
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
-        raise ConfigError("calibrate needs scikit-learn: pip install 'batchloom[evaluate]'") from error
+        raise ConfigError("calibrate needs scikit-learn: pip install '.[evaluate]'") from error
     make = partial(Calibration, method=method, num_rows=len(probabilities))
     if method == "isotonic":
         curve = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(probabilities, is_right)
@@ -166,10 +176,12 @@ def _fit(probabilities: Values, is_right: Values, method: str) -> Calibration:
 
 
 def _fit_column(
-    comparison: Comparison, column: ComparedColumn, digests: dict[str, str], method: Method
+    comparison: Comparison, column: ComparedColumn, workload_digest: str, of_model: tuple[str, str], method: Method
 ) -> list[Calibration | str]:
-    """The map for the column, or one for each label; a text says why the column, or which of its labels, have none."""
-    name = _probability_of(column)
+    """The map for the column, or one for each label; a text says why the column, or which of its labels, have none.
+    `of_model` is the name and the digest of the model whose answers count."""
+    name, (model, model_digest) = _probability_of(column), of_model
+    digests = {"workload_digest": workload_digest, "model_digest": model_digest}
     parameters = digests | {"true_label": column.true_label}
     names = {"expected": column.expected, "answer": column.name, "probability": name}
     rows = comparison.execute("calibrate/points", parameters, **names).fetchall()
@@ -178,12 +190,13 @@ def _fit_column(
     for label in labels:
         values = np.array([row[1:] for row in rows if row[0] == label], dtype=float).reshape(-1, 2)
         try:
-            found.append(replace(fit(values[:, 0], values[:, 1], method), column_name=name, label=label))
+            fitted = fit(values[:, 0], values[:, 1], method)
+            found.append(replace(fitted, model=model, model_digest=model_digest, column_name=name, label=label))
         except ValueError as error:
             refused.setdefault(str(error), []).append(label)
     for reason, without in refused.items():
         of_labels = "" if without == [None] else f" of {', '.join(map(repr, without))}"
-        found.append(f"{name}{of_labels}: {reason}")
+        found.append(f"{name}{of_labels}: {reason} (answers of {model})")
     return found
 
 

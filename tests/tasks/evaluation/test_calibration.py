@@ -43,7 +43,7 @@ def database(tmp_path: Path) -> Path:
         connection.execute("insert into queries values ('q', 'x')")
         connection.execute("insert into ranking_candidates select 'q', doc_id from documents")
         connection.executemany(
-            "insert into runs (run_id, workload_digest, model_digest) values (?, ?, ?)",
+            "insert into runs (run_id, workload_digest, model_digest, model) values (?, ?, ?, 'tiny')",
             [["r1", RANKING.digest, "m"], ["r0", "another prompt", "m"]],
         )
         rows = [[f"d{n}", score, "r1"] for n, score in enumerate(scores)]
@@ -86,6 +86,26 @@ def test_the_view_gives_what_was_fitted_to_answers_of_this_workload_alone(databa
         assert reader.execute(f"select {order} from team.calibrated_rankings order by all").fetchall() == rows
 
 
+def test_each_model_that_gave_newest_answers_has_its_own_map(database: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As after a cascade, whose large model answered the newest rows."""
+    sql(database, "insert into runs (run_id, workload_digest, model_digest, model) values ('r2', ?, 'l', 'large')", [
+        RANKING.digest
+    ])  # fmt: skip
+    sql(database, "update rankings set run_id = 'r2', created_at = now() where doc_id in ('d0', 'd1')")
+    (found,) = calibrate_answers.fn(str(database), RANKING, "gold", "platt")
+    assert (found.model, found.num_rows) == ("tiny", 118)
+    reason = "2 rows that this workload and model answered; a calibration needs at least 50 (answers of large)"
+    assert caplog.messages == [f"ranking: not calibrated: score: {reason}"]
+    sql(database, "update rankings set run_id = 'r2' where doc_id < 'd5' and run_id = 'r1'")
+    of_models = {each.model: each for each in calibrate_answers.fn(str(database), RANKING, "gold", "platt")}
+    assert {name: each.num_rows for name, each in of_models.items()} == {"large": 65, "tiny": 55}
+    assert sql(database, "select model_digest, num_rows from calibrations order by all") == [("l", 65), ("m", 55)]
+    shown = "select probability, calibrated_probability from calibrated_rankings where doc_id = ?"
+    for doc_id, model in (("d3", "large"), ("d7", "tiny")):
+        ((probability, calibrated),) = sql(database, shown, [doc_id])
+        assert calibrated == pytest.approx(float(of_models[model].apply(np.array([probability]))[0]), abs=1e-9)
+
+
 def test_a_database_with_a_map_in_its_view_goes_on_and_is_fitted_anew(database: Path) -> None:
     """As views of calibrated answers were before the map had a name in the database."""
     sql(
@@ -125,8 +145,8 @@ def typed(tmp_path: Path) -> Path:
     """80 answers of an ENUM: `a` is likely or not, `b` is the other, and `c`, which gold never has, is unlikely."""
     path = tmp_path / "typed.duckdb"
     probabilities, happened = too_sure(80)
-    sql(path, "create table runs (run_id text, workload_digest text, model_digest text)")
-    sql(path, "insert into runs values ('r', ?, 'm')", [SNIPPETS.digest])
+    sql(path, "create table runs (run_id text, workload_digest text, model_digest text, model text)")
+    sql(path, "insert into runs values ('r', ?, 'm', 'tiny')", [SNIPPETS.digest])
     sql(
         path,
         "create table latest_snippets (doc_id text, query_id text, topic text, topic_probabilities map(text, double),"
@@ -147,7 +167,7 @@ def typed(tmp_path: Path) -> Path:
 def test_each_label_that_can_be_calibrated_has_a_map_of_its_own(typed: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = {each.label: each for each in calibrate_answers.fn(str(typed), SNIPPETS, "gold", "platt")}
     assert sorted(found) == ["a", "b"]
-    assert caplog.messages == [f"snippets: not calibrated: topic_probabilities of 'c': {SAME}"]
+    assert caplog.messages == [f"snippets: not calibrated: topic_probabilities of 'c': {SAME} (answers of tiny)"]
     unlikely = "select distinct calibrated_probability from calibrated_snippets_labels where label = 'c'"
     assert sql(typed, unlikely) == [(None,)]
     rows = sql(
@@ -198,7 +218,9 @@ def test_answers_of_a_row_count_though_another_question_of_it_failed(typed: Path
 
 def test_nothing_is_written_if_no_label_can_be_calibrated(typed: Path) -> None:
     sql(typed, "update gold set topic = 'a'")
-    with pytest.raises(DatabaseError, match=f"^gold table 'gold', topic_probabilities of 'a', 'b', 'c': {SAME}$"):
+    with pytest.raises(
+        DatabaseError, match=f"^gold table 'gold', topic_probabilities of 'a', 'b', 'c': {SAME} .answers of tiny.$"
+    ):
         calibrate_answers.fn(str(typed), SNIPPETS, "gold", "platt")
     assert not sql(typed, "select * from information_schema.tables where table_name like 'calibrat%'")
 
