@@ -10,7 +10,7 @@ COMMANDS = {
     "report": "Write the report of a run: one HTML file that needs no other file.",
     "evaluate": "Compare answers with gold rows or another run: accuracy, F1, nDCG, calibration, with intervals.",
     "compare": "Answer a sample of rows with two prompts and show which answers change.",
-    "calibrate": "Fit probabilities to gold rows, so that answers given with 90% are right nine times in ten.",
+    "calibrate": "Correct probabilities by gold rows: of answers with probability 0.9, nine in ten should be right.",
     "demo": "Run the nightly flow on a demo database and show its results.",
 }
 """Their help texts, in the order of `batchloom --help`."""
