@@ -39,6 +39,14 @@ def test_all_tables_are_found() -> None:
     }
 
 
+def test_every_view_is_on_the_page() -> None:
+    """Those of the demo alone apart."""
+    files = {*(ROOT / "sql").rglob("*.sql")} - {*(ROOT / "sql" / "demo").iterdir()}
+    sql = "".join(path.read_text(encoding="utf-8") for path in files)
+    views = {*re.findall(r"^create or replace view (\w+)", sql, re.MULTILINE), "calibrated_<table>", "latest_<table>"}
+    assert views - set(re.findall(r"`([\w<>]+)`", PAGE[PAGE.index("## Views") :])) == set()
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_every_column_is_on_the_page(table: str) -> None:
     with duckdb.connect() as connection:
