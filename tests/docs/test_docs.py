@@ -1,7 +1,9 @@
 """Documentation under test: links lead somewhere, commands exist, SQL runs and gives the columns that are shown."""
 
 import ast
+import contextlib
 import importlib.util
+import io
 import re
 from pathlib import Path
 
@@ -51,20 +53,29 @@ def test_the_index_lists_every_page() -> None:
         assert page.name in index, f"docs/README.md does not mention {name_of(page)}"
 
 
+@pytest.fixture(scope="module")
+def options_of() -> dict[str, set[str]]:
+    """By flow, the options of its command in all its forms."""
+    found = {}
+    for flow, *forms in ((nightly, night), (explain,), (compare,), (evaluate,), (calibrate,)):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            for form in (flow, *forms):
+                assert run_flow(form, ["--help-all"]) == 0
+        found[flow.name] = set(re.findall(r"--[a-z-]+", printed.getvalue()))
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_exist(page: Path, options_of: dict[str, set[str]]) -> None:
     text = page.read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for target in re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE):
         assert target in targets, f"{name_of(page)}: make {target}"
     for module in re.findall(r"python -m ([\w.]+)", text):
         assert importlib.util.find_spec(module), f"{name_of(page)}: python -m {module}"
-    for flow, *forms in ((nightly, night), (explain,), (compare,), (evaluate,), (calibrate,)):
-        for form in (flow, *forms):
-            assert run_flow(form, ["--help-all"]) == 0
-        known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-        for options in re.findall(rf"(?:python -m flows\.|batchloom ){flow.name}([^\n`]*)", text):
-            assert set(re.findall(r"--[a-z-]+", options)) <= known, f"{name_of(page)}: {flow.name}{options}"
+    for flow, known in options_of.items():
+        for options in re.findall(rf"(?:python -m flows\.|batchloom ){flow}([^\n`]*)", text):
+            assert set(re.findall(r"--[a-z-]+", options)) <= known, f"{name_of(page)}: {flow}{options}"
     for name in re.findall(r"(?:^    |`|bin/)batchloom (\w+)", text, re.MULTILINE):
         assert name in COMMANDS, f"{name_of(page)}: batchloom {name}"
 
