@@ -24,7 +24,7 @@ from engine.execution.swap_space import make_swap_space
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
 from engine.model.compiling import compile_if_long
-from engine.model.loading.checkpoint import is_quantized
+from engine.model.loading.checkpoint import is_quantized, resolve_checkpoint
 from engine.model.model import Model
 from engine.planning.group import PrefixGroup
 from engine.pooling.pooler import causal_pooler, why_too_many
@@ -50,12 +50,12 @@ class Engine(BatchCalls):
 
     Args:
         model: loaded; its layers may be replaced by native ones.
-        checkpoint: of the model, for a second process and for pooling layers; None where the model is an object.
+        checkpoint: the model's folder, for a second process and pooling layers; None where the model is an object.
     Attributes:
         max_model_len: longest prompt plus answer, in tokens.
     """
 
-    def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: str | None = None) -> None:
+    def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: Path | None = None) -> None:
         if config is None or isinstance(model, (str, Path)):
             raise ConfigError(f"a checkpoint's engine is made by {type(self).__name__}.load(model, config)")
         self.config = config
@@ -66,7 +66,6 @@ class Engine(BatchCalls):
             self._config = fill_in(config, model.settings, model.device, model.dtype, model.shard)
         self._model, limit = model, config.max_model_len
         self.max_model_len = model.max_positions if limit == "auto" else min(limit, model.max_positions)
-        self._make_node: Callable[..., PrefixNode] = PrefixNode
         self._find_pooler = cache(partial(causal_pooler, checkpoint, model.device, model.hidden_size))
         self._overlaps_steps = model.device.type != "cpu" and can_overlap(config)
         self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
@@ -79,7 +78,7 @@ class Engine(BatchCalls):
             from engine.disaggregation import disaggregated_run  # imported only when needed
 
             assert checkpoint is not None, "Engine.load refuses a loaded model here"
-            self._prompt_process = disaggregated_run.PromptProcess(checkpoint, self._config, self._runner)
+            self._prompt_process = disaggregated_run.PromptProcess(str(checkpoint), self._config, self._runner)
 
     @classmethod
     def load(
@@ -110,31 +109,32 @@ class Engine(BatchCalls):
         is_loaded, is_adapted = not isinstance(model, (str, Path)), adapter is not None or keeps_base
         if config.disaggregation != "none" or config.tensor_parallel_size > 1:
             check_model(config, is_loaded=is_loaded, is_adapted=is_adapted)
+        source = model if is_loaded else resolve_checkpoint(model)
         if config.tensor_parallel_size > 1 and shard is None:
             from engine.tensor_parallel.ranks import lead  # imported only when needed
 
-            return lead(partial(cls.load, model, config), str(model), config)
+            return lead(partial(cls.load, source, config), Path(source), config)
         device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
         loaded: Model | None = None
-        if shard is None and not is_adapted and isinstance(model, (str, Path)) and is_quantized(model):
+        if shard is None and not is_adapted and isinstance(source, Path) and is_quantized(source):
             from engine.model.quantized.quantized_model import load_quantized  # imported only when needed
 
-            loaded = load_quantized(model, config, device, make_engine=cls)
+            loaded = load_quantized(source, config, device, make_engine=cls)
         if loaded is None:
             how: dict[str, Any] = {"dtype": find_dtype(config.dtype, device), "device": device}
             if shard is not None:
                 from engine.model.sharded_model import ShardedModel
 
-                loaded = ShardedModel.load_share(model, **how, shard=shard)
+                loaded = ShardedModel.load_share(source, **how, shard=shard)
             elif is_adapted:
                 from engine.model.adapters.adapted_model import AdaptedModel
 
-                loaded = AdaptedModel.load_with(adapter, model, **how, make_engine=cls, keeps_base=keeps_base)
+                loaded = AdaptedModel.load_with(adapter, source, **how, make_engine=cls, keeps_base=keeps_base)
             else:
-                loaded = Model.load(model, **how, make_engine=cls)
-        return cls(loaded, config, None if is_loaded else str(model))
+                loaded = Model.load(source, **how, make_engine=cls)
+        return cls(loaded, config, source if isinstance(source, Path) else None)
 
     def use_adapter(self, adapter: Adapter | None) -> None:
         """Exchanges the adapter, which is a call as any other; None: the base alone. Raises as
@@ -171,6 +171,7 @@ class Engine(BatchCalls):
         *,
         decode: Decoder | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
+        make_node: Callable[..., PrefixNode] = PrefixNode,
     ) -> Iterator[Completion]:
         """Answers a plan, group by group; each completion is yielded once it is ready, in any order.
 
@@ -183,6 +184,7 @@ class Engine(BatchCalls):
             decode: needed where a request has stop strings.
             on_step: called after each step, once its completions are yielded. If it raises an exception, the run ends
                 with it.
+            make_node: makes the nodes of shared prefixes, as `PrefixNode` does; its subclasses may know their KV.
         """
         check_groups(requests, groups)
         for name, function, what in (("decode", decode, "token ids"), ("on_step", on_step, "step records")):
@@ -199,16 +201,16 @@ class Engine(BatchCalls):
                 impossible[index] = Completion.refuse(request.request_id, len(request.token_ids), reason)
         config, cache = self._config, self._cache
         scheduler = Scheduler(
-            schedule_groups(requests, groups, impossible, config, self._make_node),
+            schedule_groups(requests, groups, impossible, config, make_node),
             pool=make_pool(config, cache.num_blocks, cache.layout.windows),
             config=config,
             swap=make_swap_space(config, cache, self._model.device) if config.preemption == "swap" else None,
             lookup=make_lookup(self._model, sampler) if config.prompt_lookup == "always" else None,
         )
-        if not self._model.has_replaced_layers:
-            compile_if_long(self._model, config.compile, sum(group.num_tokens for group in groups))
         late: list[Sequence] = []
         with closing(self._begin(self._run(scheduler, sampler))) as steps:
+            if not self._model.has_replaced_layers:
+                compile_if_long(self._model, config.compile, sum(group.num_tokens for group in groups))
             yield from impossible.values()
             metrics = StepMetrics(scheduler)
             try:

@@ -61,8 +61,10 @@ def nightly(
         lock_timeout_seconds: seconds to wait while another process has the database open.
     """
     is_kept = sample is None or keep
-    if (keep and sample is None) or (publish is not None and not is_kept):
-        raise ConfigError("--keep belongs to --sample, and a sample that is not kept has nothing to --publish")
+    if keep and sample is None:
+        raise ConfigError("--keep belongs to --sample: without it all answers are kept")
+    if publish is not None and not is_kept:
+        raise ConfigError("a sample that is not kept has nothing to --publish; add --keep")
     attached = find_attachments(attach)
     if publish is not None:
         check_target(database, publish, attached)

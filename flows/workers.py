@@ -65,7 +65,8 @@ class Workers:
 
         Args:
             dispatch_order: order in which several engines take the partitions.
-            work, pace: for the progress bar, and the forecast of a run with a deadline.
+            work: what the progress bar counts.
+            pace: ends the run in time for its deadline, if it has one.
         """
         if not self.are_loaded and self._make_room is not None:
             self._make_room()

@@ -6,6 +6,7 @@ decode once its KV is in this process. No request is preempted while a step in f
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 from engine.config import EngineConfig
@@ -27,18 +28,20 @@ class PromptProcess:
         self._config = replace(config, device=str(resolve_prefill_device(runner.model.device)))
         self._runner = runner
         self.client: PrefillClient | None = None
+        self._end: Callable[[], object] = lambda: None
 
     def run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         """See `run_disaggregated`."""
         model = self._runner.model
-        if self.client is None or self.client.is_closed:
+        if self.client is None:
             self.client = PrefillClient(self._checkpoint, self._config, self._runner.cache, model.kv_shape)
-            weakref.finalize(model, self.client.close)
+            self._end = weakref.finalize(model, self.client.close)
         try:
             forward, is_compiled = self._runner.forward, model.is_compiled
             yield from run_disaggregated(scheduler, forward, sampler, self.client, is_compiled=is_compiled)
         except BaseException:
-            self.client.close()  # the steps in flight are not needed
+            self._end()  # the steps in flight are not needed
+            self.client = None
             raise
 
 

@@ -31,7 +31,6 @@ class PrefillClient:
         self._answers: queue.SimpleQueue[tuple[object, torch.Tensor | None]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=_read_answers, args=(self._line, self._answers), daemon=True)
         self._reader.start()
-        self.is_closed = False
         config = replace(config, disaggregation="none", kv_memory_bytes=cache.num_blocks * cache.block_bytes)
         self._tell([model, config, str(shape)])
 
@@ -61,12 +60,10 @@ class PrefillClient:
 
     def close(self) -> None:
         """Kills the worker."""
-        if not self.is_closed:
-            self.is_closed = True
-            self._line.close()
-            self._process.kill()
-            self._process.wait()
-            self._reader.join()
+        self._line.close()
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
 
     def _tell(self, message: object) -> None:
         try:

@@ -20,7 +20,7 @@ from engine.device.transfers import to_device
 from engine.encoding.families import ENCODERS, first_position
 from engine.encoding.packed_linear import pack_linears
 from engine.errors import ModelError
-from engine.model.adapters.adapter import Adapter
+from engine.model.adapters.adapter import Adapter, check_type
 from engine.model.loading.checkpoint import check_layers
 from engine.model.loading.other_weights import refuse_missing
 from engine.model.loading.stock_weights import read_config, read_pretrained
@@ -148,6 +148,8 @@ class Encoder:
         Raises:
             ModelError: not readable, of an unsupported architecture, or an adapter of another model.
         """
+        if adapter is not None:
+            check_type(adapter)
         config = read_config(folder)
         if config.model_type not in ENCODERS or getattr(config, "is_decoder", False):
             raise ModelError(f"architecture {config.model_type!r} is not an encoder that is supported")

@@ -101,7 +101,7 @@ class StepGraphs:
     """Computes steps in which each sequence has one row; the caller computes all other steps.
 
     Args:
-        backend: its launches depend only on the DeviceWork (`TritonAttention.has_fixed_launches`).
+        backend: its launches depend only on the DeviceWork (`AttentionBackend.graphable`).
         buckets: see `find_buckets`.
         max_model_len: longest prompt plus answer, in tokens.
         make_graph: makes a new graph that shares the memory of another, or of none; by default a `DeviceGraph`.

@@ -10,9 +10,10 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.execution.step_record import StepRecord
+from engine.keeping.kept_run import KeptRun
 from engine.keeping.prefix_keeper import PrefixKeeper
 from engine.keeping.prefix_store import PrefixStore
-from engine.model.loading.checkpoint import checkpoint_digest, resolve_checkpoint
+from engine.model.loading.checkpoint import checkpoint_digest
 from engine.model.model import Model
 from engine.planning.group import PrefixGroup
 from engine.request import Request
@@ -24,7 +25,7 @@ class KeepingEngine(Engine):
     """As `Engine`, with ``keep_prefixes_bytes`` of KV in the folder ``prefix_folder`` of its configuration. If the
     folder cannot be used, all prefixes are computed, with a warning in the log. No folder raises `ConfigError`."""
 
-    def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: str | None = None) -> None:
+    def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: Path | None = None) -> None:
         super().__init__(model, config, checkpoint)
         config = self.config
         self._keeper: PrefixKeeper | None = None
@@ -33,11 +34,10 @@ class KeepingEngine(Engine):
             return
         if not config.prefix_folder:
             raise ConfigError("keep_prefixes_bytes needs a prefix_folder")
-        self._digest = checkpoint_digest(resolve_checkpoint(checkpoint))
+        self._digest = checkpoint_digest(checkpoint)
         try:
             store = PrefixStore(Path(config.prefix_folder), config.keep_prefixes_bytes)
             self._keeper = PrefixKeeper(store, self._cache)
-            self._make_node = self._keeper.make_node
         except OSError as error:
             LOGGER.warning("no prefixes are kept: %s: %s", config.prefix_folder, error)
 
@@ -54,10 +54,10 @@ class KeepingEngine(Engine):
             yield from super().run_plan(requests, groups, on_step=on_step, **how)
             return
         adapter = "" if self.adapter is None else self.adapter.digest
-        self._keeper.about = f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}"
+        run = KeptRun(self._keeper, f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}")
         try:
-            groups = self._keeper.extend(groups)
-            yield from super().run_plan(requests, groups, on_step=self._keeper.watch(on_step), **how)
-            self._keeper.finish_writes()
+            how["make_node"] = run.make_node
+            yield from super().run_plan(requests, run.extend(groups), on_step=run.watch(on_step), **how)
+            run.finish_writes()
         finally:
-            self._keeper.end_run()
+            run.end()

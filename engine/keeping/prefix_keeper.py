@@ -1,270 +1,94 @@
-"""Which prefixes of a run are read from disk instead of computed, and which are written for later runs.
-
-A prefix is written when its last request is answered, if computing it takes longer than reading it, by the measured
-seconds per token of this engine's steps and the measured read rate of the disk. A thread reads and checks files ahead
-while groups are computed.
-"""
+"""What an engine knows of the folder in which it keeps prefixes: how fast it is read, and whether it still works."""
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_store import PrefixStore
 from engine.keeping.read_rate import measure_read_rate
-from engine.kv.block_pool import BlockPool
 from engine.kv.kv_cache import KVCache
-from engine.planning.group import CommonPrefix, Member, PrefixGroup
-from engine.scheduling.prefix_node import PrefixNode
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-MOST_READ_AHEAD = 16
-"""Most files that are mapped and checked before their group starts."""
-MOST_WRITES_IN_FLIGHT = 4
-"""Most copies of prefixes in memory that wait to be written."""
 FEWEST_PROMPT_TOKENS = 64
 """Fewest prompt tokens of a step that is used to measure the time of a prompt token."""
 SECONDS_PER_FILE = 0.001
 """Time to open a file and to find it in the index."""
 
-OnStep = Callable[[StepRecord], None]
-
-
-class KeptNode(PrefixNode):
-    """A prefix node that is read from disk where it is kept there. `keys` are those of its full blocks; `num_loaded`
-    leading tokens were read when it last allocated blocks."""
-
-    __slots__ = ("_keeper", "keys", "num_loaded")
-
-    def __init__(self, keeper: "PrefixKeeper", **place: Any) -> None:
-        super().__init__(**place)
-        self._keeper = keeper
-        self.keys = keeper.name_blocks(self)
-        self.num_loaded = 0
-
-    def acquire(self, pool: BlockPool) -> int:
-        missing = [node for node in self.chain() if not node.holds_blocks]
-        num_tokens = super().acquire(pool)
-        for node in missing:
-            assert isinstance(node, KeptNode)
-            self._keeper.load(node)
-        return num_tokens
-
-    def release(self, pool: BlockPool) -> None:
-        if self.holds_blocks and self.num_uncomputed == 0:
-            self._keeper.save(self)
-        super().release(pool)
-
-    def charge(self) -> int:
-        uncharged = [node for node in self.chain() if not node.is_charged]
-        num_loaded = sum(node.num_loaded for node in uncharged if isinstance(node, KeptNode))
-        return super().charge() - num_loaded
-
 
 class PrefixKeeper:
-    """Loads prefixes from `store` into an engine's KV memory, and saves them from there. `about` identifies the model,
-    see `PrefixStore.name_blocks`; it is set before each run. Once reading or writing the store fails, it is not
-    read or written any more, with a warning in the log."""
+    """The store of an engine's prefixes and the rates by which a prefix is worth keeping, for all runs of the engine.
+    Once reading or writing the store fails, it is not read or written any more, with a warning in the log.
+
+    Attributes:
+        cache: the engine's KV memory.
+        reader, writer: threads for its files.
+    """
 
     def __init__(self, store: PrefixStore, cache: KVCache) -> None:
-        self._store = store
-        self._cache = cache
-        shape = tuple(cache.keys[0].shape[1:])
-        self._layout = f"{len(cache.keys)} {shape} {cache.keys[0].dtype}"
-        self.about = ""
+        self.store, self.cache = store, cache
+        self.reader = ThreadPoolExecutor(1, "kept-prefixes-read")
+        self.writer = ThreadPoolExecutor(1, "kept-prefixes-write")
         self._bytes_per_second = measure_read_rate(store.folder)
         self._seconds, self._num_tokens = 0.0, 0
-        self._num_loaded: dict[str, int] = {}
-        self._num_written = 0
-        self._next: deque[str] = deque()
-        self._mapped: dict[str, Future[torch.Tensor | None]] = {}
-        self._reader = ThreadPoolExecutor(1, "kept-prefixes-read")
-        self._writer = ThreadPoolExecutor(1, "kept-prefixes-write")
-        self._writes: deque[Future[bool]] = deque()
         self._failed: set[str] = set()
-        self._computed: list[tuple[Sequence[bytes], torch.Tensor]] = []
-
-    def extend(self, groups: Sequence[PrefixGroup]) -> list[PrefixGroup]:
-        """The groups, where prompts with more on disk than their group's prefix get groups of their own."""
-        return [extended for group in groups for extended in self._extend(group)]
-
-    def make_node(self, **place: Any) -> KeptNode:
-        """Makes a node with the arguments of `PrefixNode`, and starts to read it where it is on disk."""
-        node = KeptNode(self, **place)
-        self._next.extend(dict.fromkeys(name for name, _ in self._find(node.keys)))
-        self._read_ahead()
-        return node
-
-    def watch(self, on_step: OnStep | None) -> OnStep:
-        """A callback that measures the steps' time per token, and calls `on_step`."""
-
-        def watch_step(record: StepRecord) -> None:
-            num_prompt_tokens = record.num_prefix_tokens + record.num_suffix_tokens
-            if num_prompt_tokens >= (FEWEST_PROMPT_TOKENS if self._num_tokens else 1):
-                self._seconds += record.duration_ms / 1e3
-                self._num_tokens += record.num_tokens
-            while self._computed:
-                self._write(*self._computed.pop())
-            if on_step is not None:
-                on_step(record)
-
-        return watch_step
-
-    def name_blocks(self, node: PrefixNode) -> list[bytes]:
-        """Keys of a node's full blocks."""
-        tokens = np.concatenate([above.token_ids for above in node.chain()])
-        return self._name(tokens)[node.start // self._cache.block_size :]
-
-    def load(self, node: KeptNode) -> None:
-        """Reads the leading blocks of a node from disk, as far as they are there, into the blocks it has allocated."""
-        node.num_loaded, first = 0, 0
-        if node.block_ids.ndim > 1:  # sliding windows: several block tables, which are not kept
-            return
-        for name, places in groupby(self._find(node.keys), key=itemgetter(0)):
-            kept = [place for _, place in places]
-            kv = self._try("read", self._take, name)
-            if kv is None:
-                break
-            end = first + len(kept)
-            self._cache.write_blocks(node.block_ids[first:end], kv[:, kept[0] : kept[0] + len(kept)])
-            self._num_loaded[name] = self._num_loaded.get(name, 0) + len(kept) * self._cache.block_size
-            first = end
-        node.num_computed = node.num_loaded = first * self._cache.block_size
-
-    def save(self, node: KeptNode) -> None:
-        """Writes the blocks of a computed node that are not on disk, if reading them will be faster than computing.
-
-        Nodes of the first step wait in memory for its record, which has the time of computing.
-        """
-        first = len(self._find(node.keys))
-        is_known = self._num_tokens > 0
-        if node.block_ids.ndim > 1 or (is_known and not self._is_worth(len(node.keys) - first)):
-            return
-        kv = self._cache.read_blocks(node.block_ids[first : len(node.keys)])
-        if is_known:
-            self._write(node.keys[first:], kv)
-        else:
-            self._computed.append((node.keys[first:], kv))
-
-    def finish_writes(self) -> None:
-        """Waits for all writes."""
-        while self._writes:
-            self._end_write()
-
-    def end_run(self) -> None:
-        """Adds to the index the seconds that reading has saved in this run. Drops what the run has left: files read
-        ahead, and prefixes that are not being written yet."""
-        per_token, per_byte = self._seconds_per_token, 1 / self._bytes_per_second
-        token_bytes = self._cache.block_bytes / self._cache.block_size
-        saved_seconds = {
-            name: max(0.0, num_tokens * (per_token - token_bytes * per_byte))
-            for name, num_tokens in self._num_loaded.items()
-        }
-        self._try("kept", self._store.book, saved_seconds)
-        if self._num_loaded or self._num_written:
-            LOGGER.info(
-                "kept prefixes: %s tokens read from disk, %s files written",
-                f"{sum(self._num_loaded.values()):,}",
-                f"{self._num_written:,}",
-            )
-        self._num_loaded, self._num_written = {}, 0
-        unfinished: list[Future[Any]] = [*self._mapped.values(), *self._writes]
-        for work in unfinished:
-            work.cancel()
-        for left in (self._next, self._mapped, self._writes, self._computed):
-            left.clear()
 
     @property
-    def _seconds_per_token(self) -> float:
-        return self._seconds / self._num_tokens if self._num_tokens else 0.0
+    def knows_rates(self) -> bool:
+        """Whether a step has been measured."""
+        return self._num_tokens > 0
 
-    def _is_worth(self, num_blocks: int) -> bool:
-        read_seconds = num_blocks * self._cache.block_bytes / self._bytes_per_second + SECONDS_PER_FILE
-        compute_seconds = num_blocks * self._cache.block_size * self._seconds_per_token
-        return "kept" not in self._failed and num_blocks > 0 and compute_seconds > read_seconds
+    def measure(self, record: StepRecord) -> None:
+        """Measures the time of a token by a step."""
+        num_prompt_tokens = record.num_prefix_tokens + record.num_suffix_tokens
+        if num_prompt_tokens >= (FEWEST_PROMPT_TOKENS if self.knows_rates else 1):
+            self._seconds += record.duration_ms / 1e3
+            self._num_tokens += record.num_tokens
 
-    def _write(self, keys: Sequence[bytes], kv: torch.Tensor) -> None:
-        if self._is_worth(len(keys)):
-            while len(self._writes) >= MOST_WRITES_IN_FLIGHT:
-                self._end_write()
-            self._writes.append(self._writer.submit(self._store.write, keys, kv))
+    def is_worth(self, num_blocks: int) -> bool:
+        """Whether reading blocks takes less time than computing them."""
+        num_bytes, num_tokens = num_blocks * self.cache.block_bytes, num_blocks * self.cache.block_size
+        read_seconds = num_bytes / self._bytes_per_second + SECONDS_PER_FILE
+        return "kept" not in self._failed and num_blocks > 0 and num_tokens * self._seconds_per_token > read_seconds
 
-    def _extend(self, group: PrefixGroup) -> Iterator[PrefixGroup]:
-        block_size, common = self._cache.block_size, group.common
-        num_planned = max(len(group.prefix), 0 if common is None else common.num_tokens)
-        if common is None or num_planned > common.num_tokens:
-            common = CommonPrefix(num_tokens=num_planned, parent=common) if num_planned else None
-        rest: list[Member] = []
-        longer: dict[bytes, list[Member]] = {}
-        num_kept: dict[bytes, int] = {}
-        for member in group.members:
-            prompt = np.concatenate([group.prefix, member.suffix[:-1]])
-            keys = self._name(prompt[: num_planned + block_size])
-            if len(keys) * block_size > num_planned and self._find(keys[-1:]):
-                keys = self._name(prompt)
-                found = len(self._find(keys))
-                if found * block_size > num_planned:
-                    longer.setdefault(keys[found - 1], []).append(member)
-                    num_kept[keys[found - 1]] = found * block_size
-                    continue
-            rest.append(member)
-        if rest:
-            yield replace(group, members=tuple(rest), common=common if longer else group.common)
-        for key, members in longer.items():
-            start = num_kept[key] - len(group.prefix)
-            yield PrefixGroup(
-                prefix=np.concatenate([group.prefix, members[0].suffix[:start]]),
-                members=tuple(replace(member, suffix=member.suffix[start:]) for member in members),
-                common=common,
-            )
+    def saved_seconds(self, num_tokens: int) -> float:
+        """How much longer computing tokens takes than reading them."""
+        token_bytes = self.cache.block_bytes / self.cache.block_size
+        return max(0.0, num_tokens * (self._seconds_per_token - token_bytes / self._bytes_per_second))
 
-    def _name(self, token_ids: npt.NDArray[np.int32]) -> list[bytes]:
-        return self._store.name_blocks(token_ids, self._cache.block_size, f"{self.about} {self._layout}")
+    def find(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
+        """See `PrefixStore.find`; nothing once reading has failed."""
+        return self.attempt("read", self.store.find, keys) or []
 
-    def _read_ahead(self) -> None:
-        while self._next and len(self._mapped) < MOST_READ_AHEAD:
-            name = self._next.popleft()
-            if name not in self._mapped and name not in self._num_loaded:
-                self._mapped[name] = self._reader.submit(self._read, name)
-
-    def _take(self, name: str) -> torch.Tensor | None:
-        read_ahead = self._mapped.pop(name, None)
-        found = self._read(name) if read_ahead is None or read_ahead.cancel() else read_ahead.result()
-        self._read_ahead()
-        return found
-
-    def _read(self, name: str) -> torch.Tensor | None:
+    def read(self, name: str) -> torch.Tensor | None:
+        """See `PrefixStore.read`; measures the rate."""
         started = perf_counter()
-        found = self._store.read(name)
+        found = self.store.read(name)
         if found is not None:  # the newest measurement counts half
             rate = found.nbytes / (perf_counter() - started)
             self._bytes_per_second = 2 / (1 / rate + 1 / self._bytes_per_second)
         return found
 
-    def _end_write(self) -> None:
-        self._num_written += bool(self._try("kept", self._writes.popleft().result))
+    def attempt(self, what: str, call: Callable[..., Any], *given: Any) -> Any:
+        """The result of a call of the store; None if it, or an earlier call to do the same, has failed.
 
-    def _find(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
-        return self._try("read", self._store.find, keys) or []
-
-    def _try(self, what: str, call: Callable[..., Any], *given: Any) -> Any:
-        """The result of a call of the store; None if it, or an earlier call to do the same, has failed."""
+        Args:
+            what: "read" or "kept".
+        """
         if what in self._failed:
             return None
         try:
             return call(*given)
         except OSError as error:
-            LOGGER.warning("no more prefixes are %s: %s: %s", what, self._store.folder, error)
+            LOGGER.warning("no more prefixes are %s: %s: %s", what, self.store.folder, error)
             self._failed.add(what)
             return None
+
+    @property
+    def _seconds_per_token(self) -> float:
+        return self._seconds / self._num_tokens if self._num_tokens else 0.0

@@ -18,11 +18,6 @@ from engine.model.loading.checkpoint import cache_folder
 LOGGER = logging.getLogger("batchloom.engine")
 
 
-def window_of(sliding_window: int | None, config: Any) -> int:
-    """The `window` of `Scoring`; 0 where a sliding window is not shorter than the model's context."""
-    return 0 if sliding_window is None or sliding_window >= config.max_position_embeddings else int(sliding_window)
-
-
 def make_attention(
     config: EngineConfig, device: torch.device, *, num_q_heads: int, kv_shape: KVShape, has_layers: bool
 ) -> AttentionBackend:
@@ -30,23 +25,23 @@ def make_attention(
 
     Args:
         config: "auto" is "fused" on a GPU; on a CPU "native" if that supports the model and compiles, else "torch".
-        has_layers: whether the backend's own layers can compute the model; else it computes only attention.
+        has_layers: whether a backend's own layers can compute the model; some settings need them.
     Raises:
         ConfigError: the backend does not run on the device, or does not support the model.
     """
     name, dtype = config.attention, kv_shape.dtype
     heads = {"num_q_heads": num_q_heads, "num_kv_heads": kv_shape.num_kv_heads, "head_dim": kv_shape.head_dim}
-    shape: dict[str, Any] = heads | {"block_size": config.block_size, "dtype": dtype, "has_layers": has_layers}
+    shape: dict[str, Any] = heads | {"block_size": config.block_size, "dtype": dtype}
     if dtype == torch.int8 or config.deterministic:
         from engine.model.other_attention import make_exact  # imported only when needed
 
-        return make_exact(device, **shape)
+        return make_exact(device, **shape, has_layers=has_layers)
     if name == "auto" and (device.type != "cpu" or dtype_name(dtype) == "fp8"):
         name = "fused"
     if name not in ("auto", "native", "torch"):
         from engine.model.other_attention import make_triton  # imported only when needed
 
-        return make_triton(name, device=device, **shape)
+        return make_triton(name, device=device, **shape, has_layers=has_layers)
     if device.type != "cpu":
         raise ConfigError(f"attention {name!r} runs on the CPU, not on {device}")
     if name != "torch":

@@ -31,6 +31,11 @@ def find_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     return windows if any(windows) else ()
 
 
+def window_of(sliding_window: int | None, config: Any) -> int:
+    """The `window` of `Scoring`; 0 where a sliding window is not shorter than the model's context."""
+    return 0 if sliding_window is None or sliding_window >= config.max_position_embeddings else int(sliding_window)
+
+
 def find_kept_windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     """As `find_windows`, for freeing KV outside windows. Also empty for plain models in which only some layers have a
     window, since their layers share one block table."""

@@ -21,7 +21,7 @@ from engine.kv.kv_cache import KVCache, KVShape
 from engine.model.attention_step import AttentionStep
 from engine.model.layer_windows import find_kept_windows
 from engine.model.layers import ReplacedLayers, TiedEmbedding, read_weights
-from engine.model.loading.checkpoint import find_eos_token_ids, is_plain, resolve_checkpoint
+from engine.model.loading.checkpoint import find_eos_token_ids, is_plain
 from engine.model.pending_tokens import fill_in
 from engine.model.plain.plain_checkpoint import load_plain, read_plain_config
 from engine.model.plain.plain_model import Embedding, PlainModel
@@ -99,7 +99,7 @@ class Model:
     @classmethod
     def load(
         cls,
-        model: "str | Path | transformers.PreTrainedModel",
+        source: "Path | transformers.PreTrainedModel",
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -108,7 +108,7 @@ class Model:
         """Reads a checkpoint onto the device; a loaded model is moved there and switched to our attention.
 
         Args:
-            model: a checkpoint folder, GGUF file or hub id, or a loaded model.
+            source: a folder of `resolve_checkpoint`, or a loaded model.
             dtype: of weights, KV and computation. For 8-bit formats `use_layers_of` converts bfloat16 weights. Those of
                 layers are on the host until then, since a GPU may have no room for them.
             make_engine: makes an engine that proves an architecture that is not plain, before weights are read.
@@ -118,7 +118,6 @@ class Model:
         kv_dtype, place = dtype, device
         if dtype.itemsize == 1:
             dtype, place = torch.bfloat16, torch.device("cpu")
-        source = resolve_checkpoint(model) if isinstance(model, (str, Path)) else model
         if isinstance(source, Path) and (plain := read_plain_config(source)) is not None:
             loaded, has_output_layer = load_plain(source, plain, dtype=dtype, device=place)
         else:
@@ -135,13 +134,13 @@ class Model:
 
     @torch.inference_mode()
     def use_layers_of(self, backend: AttentionBackend) -> None:
-        """Replaces the model's layers and output layer by those of the backend, if it has any; `ModelError` if a layer
-        has a parameter that these do not compute with."""
+        """Replaces the model's layers and output layer by those of the backend, if it has any for this model;
+        `ModelError` if a layer has a parameter that these do not compute with."""
         self.draw_tokens = backend.draw_tokens
-        if backend.has_final_norm:
+        if self.has_own_layers and backend.has_final_norm:
             read, norms = self.read_layer, {len(self.base.layers) - 1: self.base.norm.weight}
             self.read_layer = lambda layer, index: replace(read(layer, index), final_norm=norms.get(index))
-        layers = backend.make_layers(self._take_layers())
+        layers = backend.make_layers(self._take_layers()) if self.has_own_layers else None
         head, self._head = self._head, None  # so that its memory is freed if the backend copies the weights
         output_layer = None if layers is None else backend.make_output_layer(head.weight, head.bias)
         if output_layer is None:

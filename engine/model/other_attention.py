@@ -29,7 +29,7 @@ def make_exact(device: torch.device, *, dtype: torch.dtype, has_layers: bool, **
         return DeterministicBackend(**shape, dtype=dtype, folder=cache_folder())
 
 
-def make_triton(name: str, **shape: Any) -> AttentionBackend:
+def make_triton(name: str, *, has_layers: bool, **shape: Any) -> AttentionBackend:
     """Makes "paged", "relay" or "fused". In fp8, products and KV are in 8 bits, and hidden states in bfloat16."""
     try:
         from engine.kernels.triton.layers.fp8 import FP8_DTYPES
@@ -38,7 +38,7 @@ def make_triton(name: str, **shape: Any) -> AttentionBackend:
     except ImportError as error:
         raise ConfigError(f"attention {name!r} needs Triton: {error}") from error
     if shape["dtype"] in FP8_DTYPES:
-        if not shape["has_layers"]:
+        if not has_layers:
             raise ConfigError("dtype 'fp8': the model's layers are not those of Llama, Mistral or Qwen")
         shape |= {"fp8": shape["dtype"], "dtype": torch.bfloat16}
     make: Any = {"paged": PagedAttention, "relay": RelayAttention, "fused": TritonAttention}[name]

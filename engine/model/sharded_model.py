@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from engine.config import EngineConfig
 from engine.conflicts import check_gpus
 from engine.errors import ConfigError, ModelError
-from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_json, resolve_checkpoint
+from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_json
 from engine.model.loading.gguf import unpack_gguf
 from engine.model.loading.other_weights import refuse_missing
 from engine.model.model import Model
@@ -33,7 +33,7 @@ class ShardedModel(Model):
     @classmethod
     def load_share(
         cls,
-        model: "str | Path | transformers.PreTrainedModel",
+        source: "Path | transformers.PreTrainedModel",
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -42,14 +42,14 @@ class ShardedModel(Model):
         """Reads this rank's part of each tensor.
 
         Args:
-            model: checkpoint folder, GGUF file or hub id.
+            source: a folder of `resolve_checkpoint`.
             dtype: of weights, KV and computation.
         Raises:
             ConfigError: a size of the model is not divisible by the number of ranks.
             ModelError: not readable, or not a plain model.
         """
-        assert isinstance(model, (str, Path)), "conflicts.check_model refuses loaded models"
-        folder = unpack_gguf(resolve_checkpoint(model))
+        assert isinstance(source, Path), "conflicts.check_model refuses loaded models"
+        folder = unpack_gguf(source)
         check_shares(folder, shard.size)
         language_model = make_skeleton(folder, dtype, lambda config: divide_config(config, shard.size))
         for layer in language_model.get_decoder().layers:

@@ -13,8 +13,8 @@ from transformers import AttentionInterface
 
 from engine.errors import ModelError
 from engine.kernels.scoring import Scoring
-from engine.model.attention import window_of
 from engine.model.attention_step import AttentionStep
+from engine.model.layer_windows import window_of
 
 ATTENTION_NAME = "batchloom"
 

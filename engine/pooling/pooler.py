@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional
 
 from engine.errors import ModelError
-from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.sentence_files import SentenceFiles, check_causal_pooling, read_sentence_files
 from engine.request import Mode, Request
@@ -42,6 +41,8 @@ class EmbeddingPooler:
         self._layers: list[tuple[torch.Tensor, torch.Tensor | None, nn.Module]] = []
         for dense in files.dense:
             tensors = read_tensors(dense.weights, device)
+            if "linear.weight" not in tensors:
+                raise ModelError(f"{dense.weights} holds no linear.weight")
             activation = getattr(nn, dense.activation)()
             self._layers.append((tensors["linear.weight"], tensors.get("linear.bias"), activation))
 
@@ -92,20 +93,19 @@ def class_logprobs(logits: torch.Tensor, *, is_exclusive: bool) -> torch.Tensor:
     return logits.double().log_softmax(dim=1) if is_exclusive else functional.logsigmoid(logits.double())
 
 
-def causal_pooler(checkpoint: str | None, device: torch.device, hidden_size: int, mode: Mode) -> Pooler:
+def causal_pooler(folder: Path | None, device: torch.device, hidden_size: int, mode: Mode) -> Pooler:
     """The pooler of a causal model, which pools only each prompt's last row.
 
     Args:
-        checkpoint: see `resolve_checkpoint`; None where there is none: then the last hidden state is the embedding.
+        folder: of the checkpoint; None where there is none: then the last hidden state is the embedding.
         mode: "embed" or "classify".
     Raises:
         ModelError: the checkpoint's pooling reads other tokens than the last, or it has no layer for classes.
     """
-    if checkpoint is None:
+    if folder is None:
         if mode == "classify":
             raise ModelError("classes are read from a checkpoint's folder, got a loaded model")
         return EmbeddingPooler(SentenceFiles(poolings=("lasttoken",), num_dimensions=hidden_size), device)
-    folder = resolve_checkpoint(checkpoint)
     if mode == "classify":
         return CausalClassPooler(folder, device)
     files = read_sentence_files(folder)

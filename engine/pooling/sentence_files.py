@@ -157,4 +157,7 @@ def _read_dense(place: Path) -> DenseFiles:
     weights = place / "model.safetensors"
     if not weights.is_file():
         raise ModelError(f"{place} holds no model.safetensors")
-    return DenseFiles(weights=weights, activation=name, num_outputs=int(config["out_features"]))
+    num_outputs = config.get("out_features")
+    if type(num_outputs) is not int or num_outputs < 1:
+        raise ModelError(f"{place / 'config.json'}: out_features must be a positive whole number, got {num_outputs!r}")
+    return DenseFiles(weights=weights, activation=name, num_outputs=num_outputs)

@@ -15,7 +15,6 @@ from engine.config import EngineConfig
 from engine.device.placement import resolve_device, use_device
 from engine.disaggregation.worker_line import WorkerLine, start_worker
 from engine.errors import BatchloomError, OutOfMemoryError, PrefillWorkerError
-from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.model.shard import Shard
 from engine.model.sharded_model import check_ranks
 from engine.scheduling.token_batch import TokenBatch
@@ -143,17 +142,18 @@ def rank_devices(device: torch.device, size: int) -> list[str]:
     return ["cpu" if device.type == "cpu" else f"cuda:{(device.index or 0) + rank}" for rank in range(size)]
 
 
-def lead(load: Callable[..., Made], model: str, config: EngineConfig) -> Made:
+def lead(load: Callable[..., Made], folder: Path, config: EngineConfig) -> Made:
     """Loads an engine with a sharded model, whose first rank is this process.
 
     Args:
         load: loads the engine of a rank; called with `shard`.
+        folder: the model's checkpoint.
     Raises:
         ConfigError, ModelError: see `check_ranks`.
         RankFailure: a rank ended before it was ready.
     """
-    check_ranks(config, resolve_checkpoint(model))
-    ranks = Ranks(model, config)
+    check_ranks(config, folder)
+    ranks = Ranks(str(folder), config)
     with ranks.watched():
         engine = load(shard=ranks)
     weakref.finalize(engine, ranks.close)

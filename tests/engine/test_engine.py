@@ -359,13 +359,16 @@ def test_a_plan_and_its_requests_belong_together(engine: Engine) -> None:
         [CommonPrefix(num_tokens=9, parent=None)] * 2,
         [CommonPrefix(num_tokens=2, parent=CommonPrefix(num_tokens=3, parent=None))] * 2,
     ):
-        with pytest.raises(RequestError, match="request '0': a common prefix of its group is too long, or has other"):
+        with pytest.raises(RequestError, match=r"groups\[0\].common is too long, or has other tokens in"):
             list(engine.run_plan(several, alone(several, commons)))
     different = [one, other, Request(request_id="c", token_ids=[6, 6])]
     shared = CommonPrefix(num_tokens=1, parent=None)
-    with pytest.raises(RequestError, match=r"request 'c': a common prefix .* has other tokens in another group"):
+    with pytest.raises(RequestError, match=r"groups\[2\].common is .* has other tokens in another group"):
         list(engine.run_plan(different, alone(different, [shared] * 3)))
     assert len(list(engine.run_plan(different, alone(different, [shared, shared, None])))) == 3
+    empty = PrefixGroup(prefix=one.token_ids, members=(), common=CommonPrefix(num_tokens=9, parent=None))
+    with pytest.raises(RequestError, match=r"groups\[0\].common is too long"):
+        list(engine.run_plan([], [empty]))
     whole, nothing = one.token_ids, one.token_ids[:0]
     group = PrefixGroup(prefix=whole, members=(Member(request_indices=(0,), suffix=nothing),))
     with pytest.raises(RequestError, match=r"request 'a': its group has .* no token after its prefix"):
@@ -430,6 +433,21 @@ def test_a_call_of_another_thread_is_refused(engine: Engine) -> None:
         kept = other.submit(start, engine, requests).result()
     assert engine.generate(requests) == expected, "the thread of the unfinished call has ended"
     kept.close()  # type: ignore[attr-defined]
+
+
+def test_a_refused_call_compiles_nothing(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would change the layers under the call that is under way."""
+    engine = Engine.load(tiny_llama, dataclasses.replace(SETTINGS, attention="torch"))
+    requests = [Request(request_id=str(i), token_ids=p, max_new_tokens=3 + i) for i, p in enumerate(prompts())]
+    unfinished = start(engine, requests)
+    compiled: list[Any] = []
+    monkeypatch.setattr("engine.engine.compile_if_long", lambda *given: compiled.append(given))
+    with ThreadPoolExecutor(1) as other, pytest.raises(BusyError):
+        other.submit(engine.generate, requests).result()
+    assert compiled == []
+    assert len(list(unfinished)) == len(requests) - 1
+    engine.generate(requests)
+    assert len(compiled) == 1
 
 
 def test_threads_that_call_at_once_get_right_answers_or_an_error(engine: Engine) -> None:

@@ -122,13 +122,13 @@ class Browser:
         found: list[list[tuple[str, float, float, float, float]]] = self.evaluate(page, width, boxes)
         return found
 
-    def evaluate(self, page: Path, width: int, expression: str) -> Any:
+    def evaluate(self, page: Path, width: int, expression: str, *options: str) -> Any:
         """The value of a JavaScript expression on the page, in a window of this many pixels."""
         script = f"<script>document.body.dataset.value = JSON.stringify({expression});</script>"
         copy = self.folder / "evaluated.html"
         text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
         copy.write_text(text.replace("</body>", f"{script}</body>"))
-        output, console = self.run(copy, f"--window-size={width},900", "--dump-dom")
+        output, console = self.run(copy, f"--window-size={width},900", "--dump-dom", *options)
         assert console == []
         builder = TreeBuilder()
         builder.feed(output)

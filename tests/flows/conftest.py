@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,20 +91,59 @@ def prefect_server(prefect_database: Path, tmp_path_factory: pytest.TempPathFact
         yield str(PREFECT_API_URL.value())
 
 
-@pytest.fixture
-def nights(tmp_path: Path, tiny_llama: Path) -> Nights:
-    """Four documents, three queries about each, six candidates to rank; nothing is answered yet."""
-    nights = Nights(tmp_path / "team.duckdb", tiny_llama)
-    with connect(nights.path, create=True) as connection:
+@pytest.fixture(scope="session")
+def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four documents, three queries about each, six candidates to rank; nothing is answered yet. To be copied."""
+    path = tmp_path_factory.mktemp("new") / "team.duckdb"
+    with connect(path, create=True) as connection:
         create_schema(connection)
     documents = [(f"d{i}", f"House {i}", BODY.format(i) * (2 + i)) for i in range(4)]
     queries = [(f"q{i}", f"what did he see in house {i}?") for i in range(3)]
-    with duckdb.connect(str(nights.path)) as connection:
+    with duckdb.connect(str(path)) as connection:
         connection.executemany("insert into documents values (?, ?, ?)", documents)
         connection.executemany("insert into queries values (?, ?)", queries)
         connection.execute("insert into snippet_requests select doc_id, query_id from documents, queries")
         connection.execute("insert into ranking_candidates select query_id, doc_id from documents, queries limit 6")
-    return nights
+    return path
+
+
+@pytest.fixture
+def nights(new_database: Path, tmp_path: Path, tiny_llama: Path) -> Nights:
+    """Over a database of the test's own, in which nothing is answered yet: see `new_database`."""
+    return Nights(Path(shutil.copyfile(new_database, tmp_path / "team.duckdb")), tiny_llama)
+
+
+@pytest.fixture(scope="session")
+def answered_before(
+    new_database: Path, tiny_llama: Path, prefect_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Nights, list[RunSummary]]]:
+    """Gives a database after one night of these workloads, and the night's summaries. To be copied."""
+
+    @cache
+    def answer(*workloads: str) -> tuple[Nights, list[RunSummary]]:
+        database = shutil.copyfile(new_database, tmp_path_factory.mktemp("answered") / "team.duckdb")
+        nights = Nights(Path(database), tiny_llama)
+        return nights, nights.run(*workloads)
+
+    return answer
+
+
+@pytest.fixture
+def answered(
+    nights: Nights, answered_before: Callable[..., tuple[Nights, list[RunSummary]]]
+) -> Callable[..., list[RunSummary]]:
+    """As `nights.run`, for a first night that is not itself what is tested: a copy of one that was run before.
+
+    Manifests name the plan of the original, which stays.
+    """
+
+    def copy(*workloads: str) -> list[RunSummary]:
+        before, summaries = answered_before(*workloads)
+        shutil.copyfile(before.path, nights.path)
+        shutil.copytree(before.runs, nights.runs)
+        return summaries
+
+    return copy
 
 
 @pytest.fixture

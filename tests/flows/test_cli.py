@@ -25,14 +25,17 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.sorting import LogSort
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from engine import EngineConfig
 from engine.errors import ConfigError
 from engine.model.loading.checkpoint import read_json
+from flows.advise import LOCK_TIMEOUT_SECONDS
 from flows.cli import batchloom
 from flows.command.commands import COMMANDS
+from flows.command.prefect_server import ANSWER_SECONDS
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
@@ -243,6 +246,34 @@ def test_what_a_cpu_does_not_compute_is_refused_before_any_row_is_read(
         machines.check_host(config, tmp_path)
 
 
+def save_wrong_model(kind: str, right: Path, folder: Path) -> None:
+    if kind == "encoder":
+        save_encoder("bert", folder)
+        return
+    left_out = {"unspoken": "chat_template*", "silent": "*token*"}.get(kind, "")
+    shutil.copytree(right, folder, ignore=shutil.ignore_patterns(left_out))
+    sizes = {
+        "smaller": {"vocab_size": 500},
+        "spiral": {"rope_parameters": {"rope_type": "spiral", "rope_theta": 10000.0}},
+        "text": {"hidden_size": "96"},
+        "foreign": {"vocab_size": 480},
+        "untaught": {"vocab_size": 499},
+    }.get(kind, {})
+    (folder / "config.json").write_text(json.dumps(read_json(folder / "config.json") | sizes))
+    if kind == "garbled":
+        (folder / "tokenizer.json").write_text("{")
+    if kind in ("foreign", "untaught"):
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][: sizes["vocab_size"]]
+        save_file(tensors, file, metadata={"format": "pt"})
+    if kind == "untaught":
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.add_tokens(["<turn>"])
+        tokenizer.chat_template = tokenizer.chat_template.replace("<|im_start|>", "<turn>")
+        tokenizer.save_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -264,34 +295,7 @@ def test_what_a_cpu_does_not_compute_is_refused_before_any_row_is_read(
 def test_a_model_that_cannot_answer_is_named_before_a_row_is_read(
     nights: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], model: str, message: str
 ) -> None:
-    save_encoder("bert", tmp_path / "encoder")
-    shutil.copytree(nights.model, tmp_path / "unspoken", ignore=shutil.ignore_patterns("chat_template*"))
-    shutil.copytree(nights.model, tmp_path / "silent", ignore=shutil.ignore_patterns("*token*"))
-    for name in ("garbled", "smaller"):
-        shutil.copytree(nights.model, tmp_path / name)
-    (tmp_path / "garbled" / "tokenizer.json").write_text("{")
-    config = (nights.model / "config.json").read_text()
-    (tmp_path / "smaller" / "config.json").write_text(config.replace('"vocab_size": 512', '"vocab_size": 500'))
-    values = json.loads(config)
-    spiral = {"rope_parameters": {"rope_type": "spiral", "rope_theta": 10000.0}}
-    changes = {
-        "spiral": spiral,
-        "text": {"hidden_size": "96"},
-        "foreign": {"vocab_size": 480},
-        "untaught": {"vocab_size": 499},
-    }
-    for name, change in changes.items():
-        shutil.copytree(nights.model, tmp_path / name)
-        (tmp_path / name / "config.json").write_text(json.dumps(values | change))
-    for name in ("foreign", "untaught"):
-        file = tmp_path / name / "model.safetensors"
-        tensors = load_file(file)
-        tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][: changes[name]["vocab_size"]]
-        save_file(tensors, file, metadata={"format": "pt"})
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "untaught")
-    tokenizer.add_tokens(["<turn>"])
-    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_start|>", "<turn>")
-    tokenizer.save_pretrained(tmp_path / "untaught")
+    save_wrong_model(model, nights.model, tmp_path / model)
     capfd.readouterr()
     assert run_flow(nightly, [*nights.inputs, "--model", str(tmp_path / model)]) == 1
     shown = capfd.readouterr()
@@ -548,25 +552,28 @@ def test_one_command_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert script == {"batchloom": "flows.cli:batchloom"}
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_locked_database_is_named_with_who_holds_it(
-    nights: Any, start: Start, capsys: pytest.CaptureFixture[str]
+    nights: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert LOCK_TIMEOUT_SECONDS == 5
+    monkeypatch.setattr("flows.advise.LOCK_TIMEOUT_SECONDS", 1.5)
     hold = (
         f"import duckdb, time; held = duckdb.connect({str(nights.path)!r}); print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        command = start("--lock-timeout-seconds", "1")
-        assert command.wait() == 1
-        capsys.readouterr()
+        capfd.readouterr()
+        assert run_flow(nightly, [*nights.inputs, "--lock-timeout-seconds", "0.5"]) == 1
+        shown = capfd.readouterr()
         assert batchloom(["advise", "snippets", *nights.inputs]) == 1
-        waiting, failed = capsys.readouterr().err.splitlines()
-        assert waiting.endswith("; waiting up to 5 s")
-        assert failed.endswith("; waited 5 s")
+        waiting, failed = capfd.readouterr().err.splitlines()
+        assert waiting.endswith("; waiting up to 1.5 s")
+        assert failed.endswith("; waited 1.5 s")
         holder.kill()
-    assert (command.output, len(command.errors.splitlines())) == ("", 1)
-    assert f"is locked by process {holder.pid}" in command.errors
+    assert (shown.out, len(shown.err.splitlines())) == ("", 1)
+    assert f"is locked by process {holder.pid}" in shown.err
 
 
 def test_a_home_that_cannot_be_written_is_named_before_a_server_is_started(
@@ -593,26 +600,33 @@ def test_a_home_that_cannot_be_written_does_not_matter_to_a_database_elsewhere(
     assert command.wait() == 0, command.errors
 
 
-def test_a_profile_that_names_no_server_gets_a_temporary_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only Prefect's own first profile allows Prefect to start one."""
-    monkeypatch.setenv("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "false")
-    command = start("--workload", "ranking", own_server=True)
-    assert (command.wait(), command.errors) == (0, "")
+@pytest.fixture
+def run_at(nights: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+    """Runs the command line in this process, with the server at this URL as the configured one."""
+
+    def run(url: str) -> int:
+        monkeypatch.setattr("flows.command.prefect_server.CONFIGURED_URL", url)
+        with temporary_settings({PREFECT_API_URL: url}):
+            return run_flow(nightly, nights.inputs)
+
+    return run
 
 
-@pytest.mark.slow
-def test_a_server_that_does_not_answer_is_named_within_seconds(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_named_within_seconds(
+    run_at: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Its port is held by a process that never reads what it is sent."""
+    assert ANSWER_SECONDS <= 15
+    monkeypatch.setattr("flows.command.prefect_server.ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
-        monkeypatch.setenv("PREFECT_API_URL", url)
-        command = start(own_server=True)
-        assert command.wait(60) == 1
-    assert command.errors == f"nightly: no Prefect server at {url}: timed out; start it, or unset PREFECT_API_URL\n"
+        assert run_at(url) == 1
+    line = f"nightly: no Prefect server at {url}: timed out; start it, or unset PREFECT_API_URL\n"
+    assert capfd.readouterr().err == line
 
 
 def test_a_server_of_another_version_is_named_without_the_password_of_its_url(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    run_at: Callable[[str], int], capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Server(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -620,26 +634,17 @@ def test_a_server_of_another_version_is_named_without_the_password_of_its_url(
             self.end_headers()
             self.wfile.write(b'"2.20.0"')
 
+        def log_message(self, *_: object) -> None:
+            """Write nothing to standard error."""
+
     with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
         Thread(target=server.serve_forever).start()
-        monkeypatch.setenv("PREFECT_API_URL", f"http://night:secret@127.0.0.1:{server.server_port}/api")
-        command = start(own_server=True)
-        assert command.wait(60) == 1
+        assert run_at(f"http://night:secret@127.0.0.1:{server.server_port}/api") == 1
         server.shutdown()
-    assert command.errors.startswith(
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(
         f"nightly: no Prefect server at http://127.0.0.1:{server.server_port}/api: Found incompatible versions: "
     )
-    assert len(command.errors.splitlines()) == 1
-
-
-def test_the_log_of_a_command_is_at_the_configured_server(start: Start) -> None:
-    command = start("--workload", "ranking")
-    assert (command.wait(), command.errors) == (0, "")
-    with get_client(sync_client=True) as client:
-        logged = {log.message for log in client.read_logs(sort=LogSort.TIMESTAMP_DESC)}
-    lines = command.output.splitlines()
-    assert lines[-1].startswith("report: ")
-    assert set(lines) <= logged
 
 
 @pytest.mark.slow
@@ -665,8 +670,10 @@ def _children_cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_a_night_with_nothing_new_is_short_and_does_not_import_what_computes(nights: Any, prefect_server: str) -> None:
-    nights.run()
+def test_a_night_with_nothing_new_is_short_and_does_not_import_what_computes(
+    nights: Any, answered: Any, prefect_server: str
+) -> None:
+    answered()
     check = (
         "import sys, time; from pathlib import Path; from flows.nightly import nightly; started = time.process_time();"
         f"summaries = nightly(Path({str(nights.path)!r}), {str(nights.model)!r}, engine={{'dtype': 'float32'}});"
@@ -695,10 +702,21 @@ def test_a_night_whose_log_nobody_reads_goes_on(nights: Any, prefect_server: str
     ]
 
 
-@pytest.mark.parametrize("flow", ["nightly", "explain", "nights.night"])
-def test_each_flow_shows_its_messages(flow: str) -> None:
-    script = f"import logging, flows.{flow}; assert logging.getLogger('batchloom').isEnabledFor(logging.INFO)"
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=True)
+def test_each_flow_shows_its_messages() -> None:
+    """On Prefect's console, as in a worker, which imports the flow's file. Each is imported in a fork of its own."""
+    flows = [f"flows.{name}" for name in ("nightly", "explain", "nights.night")]
+    flows += [f"flows.quality.{name}" for name in ("evaluate", "compare", "calibrate")]
+    script = (
+        "import logging, os, sys; from importlib import import_module; import flows.workload_run\n"
+        "for flow in sys.argv[1:]:\n"
+        "    if os.fork() == 0:\n"
+        "        import_module(flow); logging.getLogger('batchloom').info('a line of %s', flow); os._exit(0)\n"
+        "    os.wait()"
+    )
+    command = [sys.executable, "-c", script, *flows]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    shown = [line.partition(" | ")[2] for line in done.stderr.splitlines()]
+    assert shown == [f"INFO    | batchloom - a line of {flow}" for flow in flows]
 
 
 def test_a_command_shows_no_log_of_prefects_own_services() -> None:
@@ -757,6 +775,8 @@ def test_a_full_disk_of_the_temporary_server_is_named_without_tracebacks(
 def test_a_temporary_server_starts_after_one_that_may_migrate_the_same_database(
     nights: Any, start: Start, prefect_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Under a profile that names no server, too: only Prefect's own first profile allows Prefect to start one."""
+    monkeypatch.setenv("PREFECT_SERVER_ALLOW_EPHEMERAL_MODE", "false")
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     shutil.copyfile(prefect_database, tmp_path / "prefect.db")
     other = os.open(tmp_path, os.O_RDONLY)
@@ -770,7 +790,7 @@ def test_a_temporary_server_starts_after_one_that_may_migrate_the_same_database(
     wait_for(is_waiting, command)
     assert nights.sql("select count(*) from snippets") == [(0,)]
     os.close(other)
-    assert command.wait() == 0
+    assert (command.wait(), command.errors) == (0, "")
     assert nights.sql("select count(*) from snippets where status = 'ok'") == [(12,)]
 
 
@@ -831,7 +851,7 @@ def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, 
     assert not list(nights.runs.glob("*/parts"))
 
 
-def test_a_terminal_shows_a_bar(nights: Any, start: Start) -> None:
+def test_a_terminal_shows_a_bar_and_the_configured_server_the_log(start: Start) -> None:
     controller, terminal = pty.openpty()
     command = start("--workload", "snippets", stderr=terminal)
     os.close(terminal)
@@ -844,6 +864,11 @@ def test_a_terminal_shows_a_bar(nights: Any, start: Start) -> None:
     lines = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode().replace("\r", "\n").splitlines()
     shown_at_last = r"snippets .* 12/12 prompts [1-9][\d,]* tokens [1-9][\d,]*/s .*left"
     assert any(re.search(shown_at_last, line) for line in lines), lines
+    with get_client(sync_client=True) as client:
+        logged = {log.message for log in client.read_logs(sort=LogSort.TIMESTAMP_DESC)}
+    log = command.output.splitlines()
+    assert log[-1].startswith("report: ")
+    assert set(log) <= logged
 
 
 def find_temporary_servers(process_id: int) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The demo as `make demo` runs it, with a tiny model."""
+"""The demo, with a tiny model."""
 
 import os
 import subprocess
@@ -7,25 +7,27 @@ from pathlib import Path
 
 import pytest
 
+from flows.command.run_flow import run_flow
+from flows.demo import demo
 from sql import statement
 from tasks.database.connection import connect
 
 
-def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+@pytest.mark.slow
+@pytest.mark.usefixtures("minilm", "prefect_server")
+def test_the_demo_answers_once_and_then_finds_nothing_new(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """First in a process with a server of its own, as `make demo` runs it."""
+    options = ["--model", str(tiny_llama)]
+    first = subprocess.run(
         [sys.executable, "-m", "flows.demo", *options],
-        cwd=folder,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "160"},
         capture_output=True,
         text=True,
         timeout=300,
     )
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("minilm", "prefect_database")
-def test_the_demo_answers_once_and_then_finds_nothing_new(tiny_llama: Path, tmp_path: Path) -> None:
-    first = run_demo(tmp_path, "--model", str(tiny_llama))
     assert first.returncode == 0, first.stderr
     assert "Built demo.duckdb: 37 documents" in first.stdout
     for title in (
@@ -56,13 +58,16 @@ def test_the_demo_answers_once_and_then_finds_nothing_new(tiny_llama: Path, tmp_
         ('The "break" statement', 'The "while" statement'),
     } <= found
 
-    second = run_demo(tmp_path, "--model", str(tiny_llama))
-    assert second.returncode == 0, second.stderr
-    assert second.stdout.count("nothing new to do") == 5  # answers of the tiny model that were cut are settled, too
+    monkeypatch.chdir(tmp_path)
+    assert run_flow(demo, options) == 0
+    second = capfd.readouterr().out
+    assert second.count("nothing new to do") == 5  # answers of the tiny model that were cut are settled, too
 
 
-def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    result = run_demo(tmp_path, "--model", str(tmp_path / "none.gguf"))
-    assert result.returncode != 0
-    assert "none.gguf" in result.stderr.splitlines()[-1]
-    assert "Traceback" not in result.stderr
+def test_a_model_that_is_not_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_flow(demo, ["--model", str(tmp_path / "none.gguf")]) != 0
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "none.gguf" in line

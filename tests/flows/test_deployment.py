@@ -87,6 +87,7 @@ def server(folder: Path, prefect_database: Path) -> Iterator[dict[str, str]]:
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_LOCAL_STORAGE_PATH"}
     environment |= {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    environment |= {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_DEPLOYMENT_CONCURRENCY_SLOT_WAIT_SECONDS": "1"}
     command = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
     (folder / "prefect").mkdir()
     shutil.copyfile(prefect_database, folder / "prefect" / "prefect.db")
@@ -202,8 +203,9 @@ def test_a_worker_runs_the_deployment(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prefect")
 def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends_it(
-    nights: Any, server: dict[str, str], prefect: Callable[..., str], folder: Path
+    nights: Any, server: dict[str, str], folder: Path
 ) -> None:
     nights.add_towers(70)  # enough that it still runs when its worker is found dead
     parameters = {
@@ -236,7 +238,8 @@ def test_a_night_outlives_its_worker_and_when_it_is_killed_too_the_next_one_ends
     ask(f"flow_runs/{night['id']}/set_state", state={"type": "CRASHED"}, force=True)
 
     with in_background(WORKER, server, folder / "worker.log"):
-        prefect("deployment", "run", "nightly/nightly", "--watch", "--params", json.dumps(parameters))
+        order_night(ask, parameters)
+        wait_until(lambda: [run["state_type"] for run in find_runs(ask, nights.path)][1:] == ["COMPLETED"], 600, 0.3)
         ((status, num_ok), (rest_status, num_rest)) = nights.sql("select status, num_ok from runs order by started_at")
         assert (status, rest_status, num_ok + num_rest) == ("interrupted", "completed", 222)
         assert num_ok > 0

@@ -239,7 +239,8 @@ def test_questions_of_a_killed_night_are_asked_once(nights: Any, forker: Forker,
         database.parent.mkdir()
         shutil.copyfile(bases[number], database)
         command = [*arguments(database, nights.model), "--workload", str(workload)]
-        kill = (1 + int((0.3 + 0.6 * random_.random()) * num_calls[number]), ("before", "after")[point // 2 % 2])
+        kind = ("before", "after")[(point + point // 2) % 2]
+        kill = (1 + int((0.3 + 0.6 * random_.random()) * num_calls[number]), kind)
         num_killed += forker.run(arguments=command, calls=str(calls), kill=kill) == -signal.SIGKILL
         assert forker.run(arguments=command) == 0, forker.said
         assert read_decisions(database, has_size=number == 1) == expected[number], f"{point}: {kill}\n{forker.said}"
@@ -533,7 +534,7 @@ def test_a_night_with_a_deadline_killed_at_any_moment_is_ended_by_the_next(
     assert forker.run(arguments=write_cascade(bases["cut"], 1.0)) == 0, forker.said
     assert read_cascade(bases["cut"]) == expected, "what the deadline left is answered by the next night, once"
     for point in range(NUM_POINTS // 4):
-        name, kind = ("whole", "cut")[point % 2], ("before", "after")[point // 2 % 2]
+        name, kind = ("whole", "cut")[point % 2], ("before", "after")[(point + point // 2) % 2]
         number = 1 + int((0.2 + 0.7 * random_.random()) * num_calls[name])
         database = tmp_path / f"{point}" / "team.duckdb"
         database.parent.mkdir()

@@ -14,11 +14,13 @@ import transformers
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_SERVER_DATABASE_CONNECTION_URL,
     temporary_settings,
 )
 
@@ -94,8 +96,8 @@ def test_answers_are_the_engine_s_for_the_model_s_own_prompts(nights: Any) -> No
             assert scores[doc_id + query_id] == pytest.approx(list(completion.label_logprobs), abs=1e-4)
 
 
-def test_a_night_with_nothing_new_says_so(nights: Any) -> None:
-    nights.run()
+def test_a_night_with_nothing_new_says_so(nights: Any, answered: Any) -> None:
+    answered()
     before = nights.sql("select count(*), max(created_at) from snippets")
     summaries = nights.run()
     assert [(summary.num_rows, summary.num_already_done) for summary in summaries] == [(0, 12), (0, 6)]
@@ -112,8 +114,8 @@ def test_a_night_with_nothing_new_says_so(nights: Any) -> None:
     assert nights.run("ranking")[0].text == "ranking: nothing to do; it has no rows"
 
 
-def test_only_what_changed_is_answered_again(nights: Any) -> None:
-    nights.run("snippets")
+def test_only_what_changed_is_answered_again(nights: Any, answered: Any) -> None:
+    answered("snippets")
     before = nights.answers()
     nights.sql("update documents set body = body || 'The end.' where doc_id = 'd2'")
     nights.sql("insert into snippet_requests values ('d-later', 'q0')")
@@ -127,8 +129,8 @@ def test_only_what_changed_is_answered_again(nights: Any) -> None:
     }
 
 
-def test_full_answers_everything_again_and_the_same(nights: Any) -> None:
-    nights.run()
+def test_full_answers_everything_again_and_the_same(nights: Any, answered: Any) -> None:
+    answered()
     before = nights.answers()
     snippets, ranking = nights.run(full=True)
     assert (snippets.num_ok, ranking.num_ok) == (12, 6)
@@ -160,8 +162,8 @@ def test_a_document_cannot_speak_as_the_chat_template(nights: Any) -> None:
     assert hostile in tokenizer.decode(tokens[0])
 
 
-def test_a_run_is_described_in_the_tables(nights: Any) -> None:
-    (summary,) = nights.run("snippets")
+def test_a_run_is_described_in_the_tables(nights: Any, answered: Any) -> None:
+    (summary,) = answered("snippets")
     (run,) = nights.sql(
         "select run_id, status, num_rows, num_prompt_tokens, num_cached_tokens, token_saving_ratio,"
         " best_token_saving_ratio, tokens_per_second, infer_seconds, num_steps, config, versions from runs"
@@ -180,8 +182,8 @@ def test_a_run_is_described_in_the_tables(nights: Any) -> None:
     assert computed == num_prompt - num_cached
 
 
-def test_a_plan_is_made_once(nights: Any) -> None:
-    nights.run("snippets")
+def test_a_plan_is_made_once(nights: Any, answered: Any) -> None:
+    answered("snippets")
     made = {path: path.stat().st_ino for path in (nights.runs / "cache").iterdir()}
     assert sorted(path.name.split("-")[0] for path in made) == ["plan", "tokens"]
     nights.run("snippets", full=True)
@@ -192,8 +194,8 @@ def test_a_plan_is_made_once(nights: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["tokens", "plan"])
 @pytest.mark.parametrize("damage", ["lost", "cut", "changed"])
-def test_a_lost_or_damaged_artifact_is_built_again(nights: Any, kind: str, damage: str) -> None:
-    nights.run("snippets")
+def test_a_lost_or_damaged_artifact_is_built_again(nights: Any, answered: Any, kind: str, damage: str) -> None:
+    answered("snippets")
     before = nights.answers()
     (path,) = (nights.runs / "cache").glob(f"{kind}-*.parquet")
     whole = path.read_bytes()
@@ -212,8 +214,7 @@ def test_a_lost_or_damaged_artifact_is_built_again(nights: Any, kind: str, damag
 def test_nothing_of_a_run_is_readable_by_others(nights: Any) -> None:
     nights.run("snippets")
     for path in (nights.runs, *nights.runs.rglob("*")):
-        if path.is_dir() or path.suffix == ".parquet":
-            assert path.stat().st_mode & 0o077 == 0, path
+        assert path.stat().st_mode & 0o077 == 0, path
 
 
 def test_no_secret_is_left_anywhere(
@@ -229,8 +230,11 @@ def test_no_secret_is_left_anywhere(
         monkeypatch.setattr(nights, "model", tmp_path / "no-model")
         with pytest.raises(ModelError):
             nights.run(full=True)
-    home = Path(os.environ["PREFECT_HOME"])
-    files = [path for folder in (tmp_path, home) for path in folder.rglob("*") if path.is_file()]
+        APILogWorker.drain_all(timeout=10)
+    server = Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).removeprefix("sqlite+aiosqlite:///")).parent
+    folders = (tmp_path, server, Path(os.environ["PREFECT_HOME"]))
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert any(str(nights.path).encode() in path.read_bytes() for path in server.iterdir()), "it knows of this night"
     assert {nights.path, tmp_path / "copy.duckdb"} < set(files)
     assert [path for path in files if secret.encode() in path.read_bytes()] == []
     assert secret not in caplog.text

@@ -61,6 +61,16 @@ def open_report(nights: Any, browser: Browser, tmp_path: Path) -> Callable[..., 
     return open_page
 
 
+@pytest.fixture(scope="module")
+def ranking_page(answered_before: Any, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """The page of a first night that ranks; nothing may be written to the console."""
+    nights, _ = answered_before("ranking")
+    page, _ = write_report(nights.path, page=tmp_path_factory.mktemp("ranking") / "page.html")
+    root, console = browser.open(page)
+    assert console == []
+    return root
+
+
 @pytest.mark.usefixtures("prefect_server")
 def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open_report: Callable[..., Node]) -> None:
     add_bad_rows(nights)
@@ -128,13 +138,11 @@ def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open
     assert "max_num_batched_tokens" in page.by_id("settings").text
 
 
-@pytest.mark.usefixtures("prefect_server")
-def test_every_picture_has_a_name_and_a_table(nights: Any, open_report: Callable[..., Node]) -> None:
-    nights.run("ranking")
-    page = open_report()
-    ids = [node.attributes["id"] for node in page.walk() if "id" in node.attributes]
+def test_every_picture_has_a_name_and_a_table(ranking_page: Node) -> None:
+    ids = [node.attributes["id"] for node in ranking_page.walk() if "id" in node.attributes]
     assert len(ids) == len(set(ids))
-    figures = page.all("figure")
+    assert "prediction" not in ids, "there is none"
+    figures = ranking_page.all("figure")
     assert {figure.attributes["id"] for figure in figures} >= {
         "stages", "tokens", "kv-memory", "requests", "savings", "share-degrees", "utilisation", "slowest-steps",
     }  # fmt: skip
@@ -144,25 +152,24 @@ def test_every_picture_has_a_name_and_a_table(nights: Any, open_report: Callable
         assert "-- purpose:" in figure.all("pre")[0].text
         for picture in figure.all("svg"):
             assert picture.attributes["role"] == "img"
-            assert page.by_id(picture.attributes["aria-labelledby"]).text
-            assert page.by_id(picture.attributes["aria-describedby"]).text
-    (style,) = page.all("style")
-    for kind in {kind for rect in page.all("rect") for kind in rect.classes}:
+            assert ranking_page.by_id(picture.attributes["aria-labelledby"]).text
+            assert ranking_page.by_id(picture.attributes["aria-describedby"]).text
+    (style,) = ranking_page.all("style")
+    for kind in {kind for rect in ranking_page.all("rect") for kind in rect.classes}:
         assert re.search(rf"\.{kind} {{[^}}]*fill:", style.text), f"rectangles of class {kind} would be black"
-    assert page.all("html")[0].attributes["lang"] == "en"
+    assert ranking_page.all("html")[0].attributes["lang"] == "en"
 
 
-@pytest.mark.usefixtures("prefect_server")
-def test_the_page_needs_nothing_else_and_may_load_nothing(nights: Any, open_report: Callable[..., Node]) -> None:
-    nights.run("ranking")
-    page = open_report()
-    for node in page.walk():
+def test_the_page_needs_nothing_else_and_may_load_nothing(ranking_page: Node) -> None:
+    for node in ranking_page.walk():
         assert not {"src", "href", "xlink:href", "action", "background", "srcset"} & set(node.attributes), node.tag
         assert not [name for name in node.attributes if name.startswith("on")], node.tag
     assert not re.search(
-        r"url\(|@import|https?:", "".join(node.text for node in page.all("style") + page.all("script"))
+        r"url\(|@import|https?:", "".join(node.text for node in ranking_page.all("style") + ranking_page.all("script"))
     )
-    (policy,) = (node for node in page.all("meta") if node.attributes.get("http-equiv") == "Content-Security-Policy")
+    (policy,) = (
+        node for node in ranking_page.all("meta") if node.attributes.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy.attributes["content"].startswith("default-src 'none'; script-src 'sha256-")
 
 
@@ -204,8 +211,8 @@ def test_the_browser_would_tell(browser: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_pointer_brings_numbers(nights: Any, browser: Browser, tmp_path: Path) -> None:
-    nights.run("ranking")
+def test_the_pointer_brings_numbers(nights: Any, answered: Any, browser: Browser, tmp_path: Path) -> None:
+    answered("ranking")
     page, _ = write_report(nights.path, page=tmp_path / "page.html")
     move = (
         "<script>document.querySelector('#tokens .target')"
@@ -223,19 +230,46 @@ def test_the_pointer_brings_numbers(nights: Any, browser: Browser, tmp_path: Pat
     assert "hidden" not in tip.attributes
 
 
+TEXT_COLOURS = """Array.from(document.body.querySelectorAll("*"), (node) => {
+  const own = Array.from(node.childNodes).filter((child) => child.nodeType === 3).map((child) => child.data).join("");
+  const style = getComputedStyle(node);
+  let behind = node;
+  while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+  return [own.trim(), node instanceof SVGElement ? style.fill : style.color, getComputedStyle(behind).backgroundColor];
+}).filter(([text, colour, ground]) => text && !colour.startsWith("none"))"""
+"""Of each element with text of its own: the text, its colour, and the colour of the nearest ground behind it."""
+
+
+def contrast(*colours: str) -> float:
+    """Of two colours as a browser writes them, "rgb(255, 255, 255)": 1 to 21, as WCAG defines it."""
+    lights = []
+    for colour in colours:
+        assert colour.startswith("rgb("), colour
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+    return max(lights) / min(lights)
+
+
 @pytest.mark.usefixtures("prefect_server")
-def test_it_is_readable_by_day_and_by_night(nights: Any, browser: Browser, tmp_path: Path) -> None:
-    nights.run("ranking")
+def test_it_is_readable_by_day_and_by_night(nights: Any, answered: Any, browser: Browser, tmp_path: Path) -> None:
+    answered("ranking")
     page, _ = write_report(nights.path, page=tmp_path / "page.html")
-    by_day = browser.take_picture(page, "--blink-settings=preferredColorScheme=1")
-    by_night = browser.take_picture(page, "--blink-settings=preferredColorScheme=0")
-    assert first_pixel(by_day) == (245, 246, 249)
-    assert first_pixel(by_night) == (17, 20, 27)
+    by_day, by_night = (f"--blink-settings=preferredColorScheme={scheme}" for scheme in (1, 0))
+    assert first_pixel(browser.take_picture(page, by_day)) == (245, 246, 249)
+    assert first_pixel(browser.take_picture(page, by_night)) == (17, 20, 27)
+    for light in (by_day, by_night):
+        texts = browser.evaluate(page, 1200, TEXT_COLOURS, light)
+        assert len(texts) > 100
+        faint = [text for text, colour, ground in texts if contrast(colour, ground) < 4.5]
+        assert faint == [], "text needs a contrast of 4.5 to what is behind it"
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_long_run_keeps_its_valley_and_its_preemption(nights: Any, open_report: Callable[..., Node]) -> None:
-    (summary,) = nights.run("snippets")
+def test_a_long_run_keeps_its_valley_and_its_preemption(
+    nights: Any, answered: Any, open_report: Callable[..., Node]
+) -> None:
+    (summary,) = answered("snippets")
     nights.sql("delete from steps")
     nights.sql(
         "insert into steps select $1, 0, i, if(i = 30_000, 1, 120), 0, 0, 45, 30, 15, 5, 100, 9,"
@@ -321,9 +355,9 @@ def test_engines_side_by_side_and_padding_are_shown_as_such(nights: Any, open_re
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_no_two_labels_of_a_picture_overlap(nights: Any, browser: Browser, tmp_path: Path) -> None:
+def test_no_two_labels_of_a_picture_overlap(nights: Any, answered: Any, browser: Browser, tmp_path: Path) -> None:
     """A large plan, eight engines, steps above the chunk size, preemption and a full KV cache, in two windows."""
-    (summary,) = nights.run("snippets")
+    (summary,) = answered("snippets")
     nights.sql("delete from steps")
     nights.sql(
         "insert into steps by name select $1 as run_id, i // 125 as partition, i as step, 60 as num_decode_tokens,"
@@ -355,9 +389,11 @@ def test_no_two_labels_of_a_picture_overlap(nights: Any, browser: Browser, tmp_p
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_long_names_make_no_page_wider_than_its_window(nights: Any, browser: Browser, tmp_path: Path) -> None:
+def test_long_names_make_no_page_wider_than_its_window(
+    nights: Any, answered: Any, browser: Browser, tmp_path: Path
+) -> None:
     """Here a gold table's in the note of a picture; wide tables and pictures move within their figures."""
-    nights.run("ranking")
+    answered("ranking")
     gold = "gold" * 30
     nights.sql(f"create table {gold} as select query_id, doc_id, label from latest_rankings")
     evaluate_answers.fn(nights.path, load_workload("ranking"), gold)
@@ -369,8 +405,10 @@ def test_long_names_make_no_page_wider_than_its_window(nights: Any, browser: Bro
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_night_without_work_has_a_page_that_says_so(nights: Any, open_report: Callable[..., Node]) -> None:
-    nights.run("ranking")
+def test_a_night_without_work_has_a_page_that_says_so(
+    nights: Any, answered: Any, open_report: Callable[..., Node]
+) -> None:
+    answered("ranking")
     (summary,) = nights.run("ranking")
     page = open_report(summary.run_id)
     assert "nothing new to do: 6 rows had been answered before" in page.all("main")[0].text
@@ -378,10 +416,11 @@ def test_a_night_without_work_has_a_page_that_says_so(nights: Any, open_report: 
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_prediction_is_compared_where_there_is_one(nights: Any, open_report: Callable[..., Node]) -> None:
-    (summary,) = nights.run("ranking")
+def test_a_prediction_is_compared_where_there_is_one(
+    nights: Any, answered: Any, open_report: Callable[..., Node]
+) -> None:
+    (summary,) = answered("ranking")
     ((num_steps, config),) = nights.sql("select num_steps, config from runs")
-    assert not [node for node in open_report().walk() if node.attributes.get("id") == "prediction"]
     config = config[:-1] + f', "prediction": {{"num_steps": {num_steps * 2}, "step_seconds": 0.5, "unheard_of": 1}}}}'
     nights.sql("update runs set config = ?::json", [config])
     cells = open_report(summary.run_id).by_id("prediction").cells()
@@ -390,8 +429,8 @@ def test_a_prediction_is_compared_where_there_is_one(nights: Any, open_report: C
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_flow_run_links_the_page_and_holds_the_numbers(nights: Any) -> None:
-    (summary,) = nights.run("ranking")
+def test_the_flow_run_links_the_page_and_holds_the_numbers(nights: Any, answered: Any) -> None:
+    (summary,) = answered("ranking")
     nights.sql("update runs set error = '<b>no</b> [link](http://x)'")
 
     @flow(name="with-report", persist_result=False)
@@ -411,8 +450,8 @@ def test_the_flow_run_links_the_page_and_holds_the_numbers(nights: Any) -> None:
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_report_that_fails_ends_no_night(nights: Any) -> None:
-    nights.run("ranking")
+def test_a_report_that_fails_ends_no_night(nights: Any, answered: Any) -> None:
+    answered("ranking")
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
@@ -471,9 +510,9 @@ def test_a_mistake_is_one_line(
 
 @pytest.mark.usefixtures("prefect_server")
 def test_a_page_that_cannot_be_written_is_one_line(
-    nights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nights: Any, answered: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nights.run("ranking")
+    answered("ranking")
     capsys.readouterr()
     assert run_flow(report, ["--database", str(nights.path), "--out", f"{tmp_path}/no/such/page.html"]) == 1
     assert (

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -174,9 +173,9 @@ def test_a_device_without_memory_has_not_failed(error: Exception) -> None:
 
 
 def test_out_of_memory_on_the_device_lowers_the_budget_and_goes_on(
-    nights: Any, caplog: pytest.LogCaptureFixture
+    nights: Any, answered: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nights.run("snippets")
+    answered("snippets")
     undisturbed = nights.answers()
     ample = EngineSettings(dtype="float32", kv_memory="200MiB", max_num_batched_tokens=128)
 
@@ -217,16 +216,17 @@ def test_a_row_that_no_memory_suffices_for_is_an_error_row(nights: Any, on_poiso
 def test_a_host_without_the_memory_for_kv_takes_less(nights: Any, prefect_server: str) -> None:
     """A limit of the operating system, not of ours: 96 GiB of address space are refused, 6 GiB are given. torch's own
     libraries take 0.6 GiB of it, with CUDA 3."""
-    program = "import re, torch; print(re.search(r'VmPeak:\\s+(\\d+)', open('/proc/self/status').read())[1])"
-    own = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    limit = (int(own.stdout) << 10) + (10 << 30)
+    program = (
+        "import re, resource, sys, torch; from flows.command.run_flow import run_flow\n"
+        "from flows.nightly import nightly\n"
+        "peak = int(re.search(r'VmPeak:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+        "resource.setrlimit(resource.RLIMIT_AS, ((peak << 10) + (10 << 30),) * 2); sys.exit(run_flow(nightly))"
+    )
     options = ["--dtype", "float32", "--kv-memory", "96GiB", "--max-num-batched-tokens", "1024", "--num-threads", "1"]
-    inputs = [*nights.inputs, "--workload", "snippets"]
     done = subprocess.run(
-        [sys.executable, "-m", "flows.nightly", *inputs, *options],
+        [sys.executable, "-c", program, *nights.inputs, "--workload", "snippets", *options],
         cwd=ROOT,
         env={**os.environ, "PREFECT_API_URL": prefect_server},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
         capture_output=True,
         text=True,
         timeout=120,

@@ -27,7 +27,6 @@ class NativeBackend(NativeOperations, AttentionBackend):
     Args:
         dtype: of all tensors, bfloat16 or float32.
         folder: where compiled kernels are stored.
-        has_layers: whether the kernels support the model's layers; else `make_layers` returns None.
         shape: see `AttentionShape`.
     Raises:
         ValueError: the shape or the element type is not supported.
@@ -37,18 +36,15 @@ class NativeBackend(NativeOperations, AttentionBackend):
     name = "native"
     label_columns = staticmethod(columns_in_float64)
 
-    def __init__(self, *, dtype: torch.dtype, folder: Path, has_layers: bool = True, **shape: int) -> None:
+    def __init__(self, *, dtype: torch.dtype, folder: Path, **shape: int) -> None:
         if dtype not in ELEMENT_TYPES:
             raise ValueError(f"element type {dtype} is not one of {', '.join(map(str, ELEMENT_TYPES))}")
         super().__init__(**shape)
         self.library, self.suffix, self.dtype = load_library(folder, "native"), ELEMENT_TYPES[dtype], dtype
-        self._has_layers = has_layers
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
         """Layers in one C++ call; with torch's matrix products where the kernels do not support the sizes.
         `weights` is read one at a time, so that the caller can free each layer before the next one is copied."""
-        if not self._has_layers:
-            return None
         packed: list[PanelLayer] = []
         remaining = iter(weights)
         for layer in remaining:

@@ -30,7 +30,7 @@ class RelayAttention(TritonAttention):
     """Three launches per layer; every prefix is shared."""
 
     name: ClassVar[SharePolicy] = "relay"
-    has_fixed_launches: ClassVar[bool] = False  # two grids, by the number of prefix tiles
+    graphable = None  # two grids, by the number of prefix tiles
 
     def plan(self, batch: AttentionBatch, launches: Sequence[Launch] = ()) -> WorkList:
         """Puts prefix tiles first, padded with empty tiles so that the own tiles start at a multiple of 64 bytes."""

@@ -59,14 +59,12 @@ class TritonAttention(AttentionBackend):
         fp8: the 8-bit format of products and of the KV cache (fp8.py); None: both are in dtype.
         device: a CUDA or ROCm GPU, or the CPU if Triton interprets kernels (TRITON_INTERPRET=1).
         architecture: name of the tuned configuration; "auto": the device's.
-        has_layers: whether `GpuLayer` can compute the model's layers.
     Raises:
         ValueError: the kernels do not support the shape, dtype or device.
     """
 
     name: ClassVar[SharePolicy] = "fused"
-    has_fixed_launches: ClassVar[bool] = True
-    """Whether steps in one DeviceWork have the same launches, so that a CUDA graph can replay them."""
+    has_final_norm = True
 
     def __init__(
         self,
@@ -78,7 +76,6 @@ class TritonAttention(AttentionBackend):
         block_size: int,
         device: torch.device,
         architecture: str = "auto",
-        has_layers: bool = False,
         fp8: torch.dtype | None = None,
     ) -> None:
         check_shape(num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
@@ -91,7 +88,6 @@ class TritonAttention(AttentionBackend):
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         self.group_size = num_q_heads // num_kv_heads
         self.dtype, self.block_size, self.device = dtype, block_size, device
-        self.has_layers = self.has_final_norm = has_layers
         self.fp8 = fp8
         architecture = architecture_of(device) if architecture == "auto" else architecture
         self.tuned = load_tuned(architecture, element_bits=dtype.itemsize * 8, head_dim=head_dim)
@@ -120,8 +116,8 @@ class TritonAttention(AttentionBackend):
 
     @property
     def graphable(self) -> Self | None:
-        """See `AttentionBackend.graphable`."""
-        return self if self.has_fixed_launches else None
+        """See `AttentionBackend.graphable`: steps in one DeviceWork have the same launches."""
+        return self
 
     def scratch_bytes(self, num_rows: int) -> int:
         """For a step in which every row has two partial results, of prefix and own KV; and a copy of fp8 KV."""
@@ -130,11 +126,11 @@ class TritonAttention(AttentionBackend):
             return partial
         return partial + 2 * TOKENS_A_ROW * num_rows * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
-    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
-        """Layers with few launches; None if `GpuLayer` does not support the model's layers."""
+    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
+        """Layers with few launches."""
         if self.fp8 is not None:
             return LayerByLayer(Fp8Layer(self, weights_on(self.device, layer), self.fp8) for layer in weights)
-        return LayerByLayer(GpuLayer(self, layer) for layer in weights) if self.has_layers else None
+        return LayerByLayer(GpuLayer(self, layer) for layer in weights)
 
     draw_tokens = staticmethod(draw_tokens)
 

@@ -30,13 +30,13 @@ class AdaptedModel(Model):
 
     @classmethod
     def load_with(
-        cls, adapter: Adapter | None, model: str | Path | transformers.PreTrainedModel, *, keeps_base: bool, **how: Any
+        cls, adapter: Adapter | None, source: Path | transformers.PreTrainedModel, *, keeps_base: bool, **how: Any
     ) -> "AdaptedModel":
         """A model with an adapter; None: the base without changes. See `Model.load`; also raises `ModelError` where
         the adapter cannot be read, or does not fit the model."""
         if adapter is not None:
             check_type(adapter)
-        made = cls.load(model, **how)
+        made = cls.load(source, **how)
         assert isinstance(made, cls), "load returns an instance of the class it is called on"
         made.keeps_base = keeps_base
         made._owns_weights = made._owns_weights and not keeps_base

@@ -106,7 +106,7 @@ def merge(root: nn.Module, updates: Mapping[str, Update], prefix: str = "") -> B
 
     Args:
         root: a model, or a part of it.
-        updates: from `Lora.find_targets`.
+        updates: from `find_updates`.
         prefix: of the names in `updates` that belong to `root`.
     """
     base: Base = []

@@ -81,9 +81,8 @@ def check_numbers(folder: Path) -> None:
                 raise ModelError(f"model {str(folder)!r}: config.json: {name} {what}")
 
 
-def is_quantized(model: str | Path) -> bool:
-    """Whether a checkpoint (see `resolve_checkpoint`) has quantized weights, which dtype "quantized" may support."""
-    folder = resolve_checkpoint(model)
+def is_quantized(folder: Path) -> bool:
+    """Whether a checkpoint has quantized weights, which dtype "quantized" may support."""
     found = read_json(folder / "config.json").get("quantization_config") or {}
     if not isinstance(found, dict):
         raise ModelError(f"model {str(folder)!r}: config.json: quantization_config must be an object, got {found!r}")

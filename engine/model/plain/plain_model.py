@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from engine.kernels.scoring import Scoring
-from engine.model.attention import window_of
 from engine.model.attention_step import AttentionStep
+from engine.model.layer_windows import window_of
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, ``[1, T, head_dim]`` each."""

@@ -32,7 +32,6 @@ from engine.model.loading.checkpoint import (
     cache_folder,
     check_layers,
     is_plain,
-    resolve_checkpoint,
 )
 from engine.model.loading.other_weights import refuse_unread
 from engine.model.model import Model, kv_shape_of
@@ -53,19 +52,18 @@ _announce = cache(LOGGER.info)  # logs the same message once, although a forecas
 
 
 def load_quantized(
-    model: str | Path, config: EngineConfig, device: torch.device, *, make_engine: "MakeEngine"
+    folder: Path, config: EngineConfig, device: torch.device, *, make_engine: "MakeEngine"
 ) -> "QuantizedModel | None":
     """A model with its weights left quantized; None if they are unpacked instead, which is logged for dtype "auto".
 
     Args:
-        model: see `resolve_checkpoint`; `is_quantized` is true for it.
+        folder: of a checkpoint for which `is_quantized` is true.
         config: its dtype is "quantized" or "auto" where weights are to stay quantized.
         device: where the model will be computed.
         make_engine: see `Model.load`.
     Raises:
         ModelError: the checkpoint or this machine is not supported; for a GGUF file only if dtype is "quantized".
     """
-    folder = resolve_checkpoint(model)
     weights = find_quantized(folder, config, device)
     if weights is None:
         return None

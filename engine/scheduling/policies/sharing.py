@@ -89,7 +89,7 @@ def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -
         if not isinstance(given, Sequences):
             raise RequestError(f"{name} must be a sequence, got {given!r}")
     left, known = dict(enumerate(requests)), dict[CommonPrefix, TokenArray]()
-    for group in groups:
+    for number, group in enumerate(groups):
         if not isinstance(group, PrefixGroup):
             raise RequestError(f"groups must hold PrefixGroups, got {group!r}")
         if not all(getattr(part, "dtype", 0) == "int32" for part in (group.prefix, *(m.suffix for m in group.members))):
@@ -104,8 +104,7 @@ def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -
                     why = "its group has another prompt, or no token after its prefix"
                     raise RequestError(f"request {request.request_id!r}: {why}")
         if group.common is not None and not group.has_common(known):
-            why = "a common prefix of its group is too long, or has other tokens in another group"
-            raise RequestError(f"request {request.request_id!r}: {why}")
+            raise RequestError(f"groups[{number}].common is too long, or has other tokens in another group")
     if left:
         raise RequestError(f"request {requests[min(left)].request_id!r} is in no group")
 

@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
+from engine.disaggregation import disaggregated_run
+from engine.disaggregation.prefill_client import PrefillClient
 from engine.errors import ConfigError, ModelError, PrefillWorkerError
 from tests.engine.answers import assert_alike
 
@@ -116,7 +119,20 @@ def test_kv_of_8_bits_comes_over(tiny_llama: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_fails_is_an_error_and_is_replaced(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_worker_that_fails_is_an_error_and_is_replaced(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory in which a worker's KV arrives is freed when the worker has failed, or its run was abandoned."""
+    processes: list[subprocess.Popen[bytes]] = []
+    clients: list[weakref.ref[PrefillClient]] = []
+
+    def start(*given: Any) -> PrefillClient:
+        client = PrefillClient(*given)
+        processes.append(client._process)
+        clients.append(weakref.ref(client))
+        return client
+
+    monkeypatch.setattr(disaggregated_run, "PrefillClient", start)
     shutil.copytree(tiny_llama, tmp_path / "model")
     engine = Engine.load(tmp_path / "model", TIGHT)
     answers = engine.run_plan(REQUESTS, GROUPS)
@@ -137,7 +153,10 @@ def test_a_worker_that_fails_is_an_error_and_is_replaced(tiny_llama: Path, tmp_p
     shutil.rmtree(tmp_path / "model")
     with pytest.raises(ModelError, match="no such file or folder"):
         list(engine.run_plan(REQUESTS, GROUPS))
-    assert worker_of(engine).returncode is not None
+    del answers, abandoned
+    gc.collect()
+    assert [client() for client in clients] == [None] * 3
+    assert None not in [process.returncode for process in processes]
 
 
 KILLED = """

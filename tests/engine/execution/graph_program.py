@@ -61,7 +61,7 @@ def graphed(
         return graphs[-1]
 
     assert isinstance(runner.attention, TritonAttention)
-    assert runner.attention.has_fixed_launches
+    assert runner.attention.graphable is runner.attention
     runner.graphs = StepGraphs(
         runner.model,
         runner.cache,

@@ -1,12 +1,14 @@
 """Prefixes of an earlier run: the same answers with and without, fewer tokens computed, whatever becomes of files."""
 
+import gc
 import logging
 import random
-from collections import deque
+import threading
 from collections.abc import Sequence
-from copy import copy
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import Completion, Engine, EngineConfig, Request, plan_prefix_groups
-from engine.errors import ConfigError
+from engine.errors import BusyError, ConfigError
 from engine.execution.step_record import StepRecord
 from engine.keeping import prefix_keeper
 from engine.keeping.keeping_engine import KeepingEngine
+from engine.keeping.kept_run import KeptRun
+from engine.keeping.prefix_store import PrefixStore
 from engine.model.adapters.adapter import Adapter
 from tests.adapters import save_adapter
 from tests.engine.answers import assert_alike
@@ -147,16 +151,43 @@ def test_a_run_that_ends_early_books_what_it_has_read_and_leaves_nothing(tiny_ll
     engine = keeping(tiny_llama, tmp_path / "kept")
     keeper = engine._keeper
     assert keeper is not None
-    left = {name: copy(value) for name, value in vars(keeper).items() if isinstance(value, (dict, deque, list))}
     last_use = "select max(used_at) from files"
-    (written_at,) = keeper._store._index.execute(last_use).fetchone()
+    (written_at,) = keeper.store._index.execute(last_use).fetchone()
     answers = engine.run_plan(second, plan_prefix_groups([request.token_ids for request in second]))
     next(answers)
     answers.close()  # type: ignore[attr-defined]
-    (read_at,) = keeper._store._index.execute(last_use).fetchone()
+    (read_at,) = keeper.store._index.execute(last_use).fetchone()
     assert read_at > written_at
-    assert {name: getattr(keeper, name) for name in left} == left
+    del answers
+    gc.collect()
+    assert not [found for found in gc.get_objects() if isinstance(found, KeptRun)]
     assert_alike(run(engine, second)[0], run(keeping(tiny_llama, tmp_path / "other"), second)[0])
+
+
+def test_a_refused_call_leaves_the_run_under_way_its_prefixes(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait to be written when the other call comes are written."""
+    may_write, write = threading.Event(), PrefixStore.write
+
+    def write_later(*given: Any) -> bool:
+        assert may_write.wait(60)
+        return write(*given)
+
+    monkeypatch.setattr(PrefixStore, "write", write_later)
+    first, second = ask(range(5), [1, 2]), ask(range(5), [3, 4])
+    engine = keeping(tiny_llama, tmp_path / "kept", max_num_batched_tokens=32)
+    groups = plan_prefix_groups([request.token_ids for request in first])
+    answers = engine.run_plan(first, groups)
+    for _ in range(4):
+        next(answers)
+    with ThreadPoolExecutor(1) as other, pytest.raises(BusyError):
+        other.submit(run, engine, second).result()
+    may_write.set()
+    assert len(list(answers)) == len(first) - 4
+    _, num_computed = run(engine, second)
+    run(other_engine := keeping(tiny_llama, tmp_path / "other", max_num_batched_tokens=32), first)
+    assert num_computed == run(other_engine, second)[1]
 
 
 def test_what_costs_more_to_read_is_not_kept(

@@ -14,7 +14,7 @@ from tests.engine.kernels.random_rows import is_a_close_call, make_hard_rows, ma
 @pytest.fixture(scope="module")
 def native() -> NativeBackend:
     shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 16, "block_size": 32}
-    return NativeBackend(**shape, has_layers=True, dtype=torch.float32, folder=cache_folder())
+    return NativeBackend(**shape, dtype=torch.float32, folder=cache_folder())
 
 
 @given(st.integers(0, 10**6), st.sampled_from([1, 2, 31, 1000, 1025, 5000]), st.booleans())

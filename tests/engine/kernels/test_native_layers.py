@@ -24,7 +24,6 @@ EPSILON, SCALE = 1e-5, 0.2
 
 def make_kernels(folder: Path, dtype: torch.dtype = torch.bfloat16) -> NativeBackend:
     return NativeBackend(
-        has_layers=True,
         num_q_heads=HEADS,
         num_kv_heads=KV_HEADS,
         head_dim=DIM,

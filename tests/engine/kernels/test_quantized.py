@@ -27,7 +27,7 @@ def library(request: pytest.FixtureRequest) -> tuple[ctypes.CDLL, Path]:
 
 def backend_of(library: tuple[ctypes.CDLL, Path]) -> NativeBackend:
     shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 64, "block_size": 32}
-    return NativeBackend(has_layers=True, dtype=element_type(library[0]), folder=library[1], **shape)
+    return NativeBackend(dtype=element_type(library[0]), folder=library[1], **shape)
 
 
 def columns_of(

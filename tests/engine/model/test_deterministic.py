@@ -103,7 +103,7 @@ def test_answers_do_not_depend_on_the_batch(
 
 def test_a_column_of_labels_is_the_same_with_any_others() -> None:
     backend = DeterministicBackend(
-        has_layers=True, num_q_heads=2, num_kv_heads=1, head_dim=16, dtype=torch.bfloat16, block_size=32,
+        num_q_heads=2, num_kv_heads=1, head_dim=16, dtype=torch.bfloat16, block_size=32,
         folder=cache_folder(),
     )  # fmt: skip
     hidden, weight, bias = torch.randn(150, 999), torch.randn(7, 999), torch.randn(7)

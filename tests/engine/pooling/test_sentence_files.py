@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from engine.errors import ModelError
 from engine.pooling.class_labels import ClassLabels
+from engine.pooling.pooler import EmbeddingPooler
 from engine.pooling.sentence_files import read_sentence_files
 from tests.tiny_encoders import save_modules
 
@@ -73,6 +76,8 @@ def test_a_hidden_size_that_nobody_knows_is_named(tmp_path: Path) -> None:
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "got \\['median'\\]"),
         ("2_Dense/config.json", {"activation_function": "os.system", "out_features": 8}, "'os.system'"),
         ("2_Dense/config.json", {"use_residual": True, "out_features": 8}, "use_residual"),
+        ("2_Dense/config.json", {}, "2_Dense/config.json: out_features must be a positive whole number, got None"),
+        ("2_Dense/config.json", {"out_features": "8"}, "out_features must be a positive whole number, got '8'"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case"),
         ("config_sentence_transformers.json", [], "must hold an object"),
     ],
@@ -82,6 +87,13 @@ def test_what_is_not_computed_is_refused(folder: Path, name: str, values: object
     write(folder, name, values)
     with pytest.raises(ModelError, match=reason):
         read_sentence_files(folder)
+
+
+def test_a_dense_layer_without_its_weight_is_refused(folder: Path) -> None:
+    save_modules(folder, "pooling_mode_cls_token", dense=8)
+    save_file({"linear.bias": torch.zeros(8)}, folder / "2_Dense" / "model.safetensors")
+    with pytest.raises(ModelError, match=r"2_Dense/model\.safetensors holds no linear\.weight"):
+        EmbeddingPooler(read_sentence_files(folder), torch.device("cpu"))
 
 
 def test_classes(folder: Path) -> None:

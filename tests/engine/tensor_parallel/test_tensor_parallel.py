@@ -17,6 +17,7 @@ from engine.encoding.encoder_engine import EncoderEngine
 from engine.errors import BatchloomError, ConfigError, ModelError
 from engine.execution.step_record import StepRecord
 from engine.kv.kv_cache import KVShape
+from engine.model.loading.checkpoint import resolve_checkpoint
 from engine.model.shard import Shard
 from engine.model.sharded_model import ShardedModel, divide_config
 from engine.planning.prefix_groups import plan_prefix_groups
@@ -155,7 +156,7 @@ def test_a_model_that_does_not_divide_is_refused(tiny_checkpoint: Callable[[str]
 
 def load_share(folder: Path, size: int = 2) -> ShardedModel:
     shard = Shard(1, size, torch.device("cpu"))
-    return ShardedModel.load_share(folder, dtype=torch.float32, device=shard.device, shard=shard)
+    return ShardedModel.load_share(resolve_checkpoint(folder), dtype=torch.float32, device=shard.device, shard=shard)
 
 
 def test_a_rank_reads_its_share_alone(tiny_llama: Path) -> None:

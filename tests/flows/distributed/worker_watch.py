@@ -66,9 +66,9 @@ def lose_step_records(runs: Path) -> None:
     steps.rename(steps.with_name("gone"))
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 300.0, pause_seconds: float = 0.002) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.002)
+        time.sleep(pause_seconds)
     return found

@@ -279,7 +279,7 @@ def run_fp8_layers() -> tuple[list[str], float]:
         layers = end_with_norm([draw_layer(num_q_heads, num_kv_heads, head_dim, has_extras, seed) for seed in range(3)])
         backend = BACKENDS["fused"](
             num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=16, dtype=torch.float32,
-            device=torch.device("cpu"), has_layers=True, fp8=fp8,
+            device=torch.device("cpu"), fp8=fp8,
         )  # fmt: skip
         computed = backend.make_layers(iter(layers))
         assert computed is not None
