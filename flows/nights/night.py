@@ -177,7 +177,7 @@ class NightRun:
         digest, threshold = self._sources[step.model].model_digest, step.cascade.below
         if step.role == "unsure" and step.cascade.num_sampled:
             digests = (digest, source.model_digest)
-            workload = replace(self._plan.workloads[name], name=step.workload)
+            workload = replace(self._plan.workloads[name], name=step.workload).bind(source.checkpoint)
             threshold, text = certify(str(source.database), workload, step.cascade, digests, dict(source.attach))
             LOGGER.info("%s: %s", name, text)
         num_sampled = step.cascade.num_sampled
