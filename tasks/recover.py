@@ -107,13 +107,13 @@ def recover_runs(database: Path) -> list[Run]:
 
 def sweep_runs(database: str | Path) -> list[Run]:
     """Delete files of runs whose process was killed; call it inside `hold_database`, so that no run is alive. These are
-    folders of runs without a manifest, and of runs whose answers are in the database, work folders and half-written
-    files. Returns the runs whose answers are not in the database yet, oldest first."""
+    folders of runs without manifest and report, and of runs whose answers are in the database, work folders and
+    half-written files. Returns the runs whose answers are not in the database yet, oldest first."""
     unfinished = []
     for folder in sorted(runs_folder(database).glob("*")):
         is_ours = RUN_ID.fullmatch(folder.name) is not None
         if not (folder / "manifest.json").exists():
-            if is_ours:
+            if is_ours and not (folder / "report.html").exists():  # a report may be made again in a new folder
                 shutil.rmtree(folder, ignore_errors=True)
             continue
         with suppress(ArtifactError):
