@@ -107,6 +107,7 @@ def evaluate_answers(
     run_id: str | None = None,
     against: str | None = None,
     k: int = 10,
+    lock_timeout_seconds: float = 30.0,
 ) -> Evaluation:
     """Compare the answers of a workload, and keep all comparisons and metrics in the database, in one transaction.
 
@@ -115,6 +116,7 @@ def evaluate_answers(
         run_id: of the answers; None for the newest answer of each row that the workload's query still returns.
         against: another run, with whose answers the same rows are compared.
         k: ranks that count for nDCG.
+        lock_timeout_seconds: to wait while another process has the database open.
     Raises:
         DatabaseError: no such table, run or answers; or gold has a column, a key or a value that cannot be compared.
     """
@@ -127,7 +129,7 @@ def evaluate_answers(
         answers=run_id or "newest",
         against=against or "",
     )
-    with connect(database) as connection, transaction(connection):
+    with connect(database, lock_timeout_seconds=lock_timeout_seconds) as connection, transaction(connection):
         comparison = Comparison(connection, workload, evaluation.evaluation_id)
         comparison.check_views(VIEW_COLUMNS, str(database))
         comparison.create_tables()
