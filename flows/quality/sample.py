@@ -47,11 +47,11 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
             tokens = tokenize_rows(source, workload, run, sample.requests)
             sample_plan = plan_rows(source, workload, run, tokens)
             num_left = infer_rows(night, workload, run, sample_plan, is_whole=False)
+            _show(night, workload, run, sample, plan)
         except BaseException as error:
             if keep:
                 stop_run(run, workload, error)
             raise
-        _show(night, workload, run, sample, plan)
         if not keep:
             return None
         end_run(run, num_left)
