@@ -66,7 +66,7 @@ class Workers:
         Args:
             dispatch_order: order in which several engines take the partitions.
             work: what the progress bar counts.
-            pace: ends the run in time for its deadline, if it has one.
+            pace: corrects and logs the forecast of a run with a deadline; `StopRequest` ends the run.
         """
         if not self.are_loaded and self._make_room is not None:
             self._make_room()

@@ -144,7 +144,7 @@ class InferJob:
     @property
     def title(self) -> str:
         """The name of the run in the log and in front of its progress."""
-        return " + ".join(member.workload.name for member in self.members)
+        return " + ".join(dict.fromkeys(member.workload.name for member in self.members))
 
     @property
     def stop(self) -> StopRequest:
