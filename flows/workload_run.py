@@ -12,7 +12,7 @@ from engine.errors import DatabaseError
 from engine.limits import check_weights
 from engine.model.loading.checkpoint import checkpoint_digest, is_plain, read_json, resolve_checkpoint
 from flows.report import report_run
-from flows.settings import PlanSettings, WorkerSettings
+from flows.settings import PlanSettings
 from flows.workers import Workers, infer_plan
 from tasks.database.connection import connect
 from tasks.partitions.attempt import ENDED
@@ -112,14 +112,13 @@ class Night:
     source: Source
     engine: EngineConfig
     failures: FailurePolicy
-    machines: WorkerSettings
     workers: Workers
     deadline: float | None = None
     keeps_base: bool = False
 
     def make_job(self, plan: ArtifactRef, *members: Member) -> InferJob:
         """What each worker needs to infer partitions of the plan. See `InferJob`."""
-        source, url = self.source, self.machines.exchange
+        source, url = self.source, self.workers.settings.exchange
         local_model = Path(source.model).expanduser()
         return InferJob(
             members=members,
@@ -166,7 +165,7 @@ def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run
         "engine": asdict(night.engine),
         "planning": {"method": source.method, "partition_tokens": source.partition_tokens},
         "failures": asdict(night.failures),
-        "machines": night.machines.model_dump(),
+        "machines": night.workers.settings.model_dump(),
         "workload": {"source": workload.source, "key": list(workload.key), "columns": dict(workload.kind.columns)}
         | ({} if workload.adapter is None else {"adapter": workload.adapter.folder})
         | ({} if not questions else {"questions": list(questions.values())}),

@@ -165,7 +165,7 @@ class NightRun:
                 results[name] = error
         night = replace(night, source=replace(night.source, choices=choices))
         workloads = [self._plan.workloads[name] for name in wave.steps if name not in results]
-        for batch in list_batches(workloads, is_joint=not night.machines.exchange):
+        for batch in list_batches(workloads, is_joint=not night.workers.settings.exchange):
             results |= answer_batch(night, batch)
         return {name: self._note(name, result) for name, result in results.items()}
 
@@ -211,7 +211,6 @@ class NightRun:
                 source=replace(self._sources[model], is_cheapest_first=self._deadline is not None),
                 engine=plan.models[model][1].to_config(plan.database),
                 failures=plan.tables.failures,
-                machines=plan.tables.machines,
                 workers=Workers(plan.tables.machines, is_isolated, make_room=self.close),
                 deadline=self._deadline,
                 keeps_base=len({plan.workloads[name].adapter for name in names}) > 1,

@@ -84,7 +84,7 @@ def compare(
         first, second = (use_kept(database, load_workload(name)) for name in workloads)
         machines.check_host(config, source.checkpoint)
         with closing(Workers(machines)) as workers:
-            night = Night(source=source, engine=config, failures=failures, machines=machines, workers=workers)
+            night = Night(source=source, engine=config, failures=failures, workers=workers)
             found = compare_workloads(night, first, second, sample, gold)
     LOGGER.info("%s", render_comparison(found))
     description = f"{' against '.join(found.names)}: {len(found.changed):,} of {len(found.rows):,} changed"
