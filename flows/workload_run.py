@@ -74,11 +74,12 @@ def describe_source(
 def load_workloads(names: Sequence[str], source: Source, adapter: Path | None) -> list[Workload]:
     """The workloads of a flow run, bound to the model and checked before any work. See `flows.nightly.nightly`."""
     chosen = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in names]
+    has_copy = check_tokenizer(source.checkpoint)
     for workload in chosen:
         check_room(workload, source.max_model_len)
         if workload.kind.thinking:
             check_thinking(workload, source.checkpoint)
-        if not check_tokenizer(source.checkpoint):
+        if not has_copy:
             check_prompt(workload, source.checkpoint)
     if len(set(names)) < len(names) or any("/" in workload.source for workload in chosen):  # not just shipped ones
         from tasks.nights.check_steps import check_in_turn, check_labels  # imported only when needed
