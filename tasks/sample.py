@@ -55,7 +55,7 @@ def choose_rows(
     Args:
         requests, tokens, plan: of all rows of the workload.
     """
-    for ref in (requests, tokens, plan):
+    for ref in (tokens, plan):  # `take_requests` verifies the requests
         open_parquet(ref).close()
     num_questions = len(workload.kind.suffixes)
     how = {"num_rows": num_rows, "seed": SEED, "num_questions": num_questions}
@@ -117,7 +117,7 @@ def _read_columns(kind: AnswerKind, found: Sequence[Mapping[str, Any]]) -> dict[
     }
     if not values:
         return {}
-    if kind.insert_statement == "write/insert_extracted":  # the columns are fields of a JSON object
+    if kind.is_typed:
         values = json.loads(values["answer"])
         return {name: values.get(name) for name in kind.written}
     given = {field.name for field in kind.part_fields}
