@@ -15,7 +15,6 @@ from tasks.layouts.kept import Kept, lay_out, read_kept
 from tasks.layouts.parts import Order, Parts, name_order, split_prompt
 from tasks.plan_prefix import write_plan
 from tasks.read import ReadResult, read
-from tasks.runs.run import make_runs_folder
 from tasks.runs.source import Source
 from tasks.storage.artifact import open_parquet
 from tasks.storage.plan_file import read_plan_summary
@@ -55,7 +54,6 @@ def measure_sharing(
     prompts = []
     for number, workload in enumerate(workloads):
         requests = read_rows(source, workload, folder / str(number)).requests
-        make_runs_folder(cache)
         prompts.append(tokenize.fn(replace(source, database=cache), requests, workload))
     joint = write_joined(prompts, folder / "joint.parquet")
     plan = write_plan(joint, folder / "plan.parquet", source.method, PARTITION_TOKENS, 1, source.block_size)
