@@ -27,10 +27,10 @@ VIEW_COLUMNS = {
 }
 """Columns by which the views of `CREATED` are told from a user's own views of these names."""
 
-MACROS = ("confidence_of", "wilson_low", "wilson_high", "weight_of", "bootstrap_quantile")
+MACROS = ("probability_of_answer", "wilson_low", "wilson_high", "weight_of", "bootstrap_quantile")
 
 MOST_REPLICATES, FEWEST_REPLICATES = 1000, 100
-FEWEST_ROWS = 6
+FEWEST_BOOTSTRAP_ROWS = 6
 """Fewest rows of a bootstrap: of five rows that all say the same, the test of signs cannot say anything with 95%."""
 
 MOST_DRAWS = 5_000_000
@@ -242,7 +242,7 @@ class Comparison:
         num_rows = self._count("batchloom_expected_rows")
         num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // num_rows))
         for name in ("means", "label_metrics", "calibration_metrics"):
-            parameters = {"num_replicates": num_replicates, "fewest_rows": FEWEST_ROWS}
+            parameters = {"num_replicates": num_replicates, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
             self.execute(f"evaluate/insert_{name}", self._this | parameters)
         return [Metric(**row) for row in fetch_rows(self.execute("evaluate/metrics", self._this))]
 
