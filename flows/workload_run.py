@@ -128,7 +128,7 @@ class Night:
             model_digest=source.model_digest,
             engine=self.engine,
             failures=self.failures,
-            exchange=f"{url.rstrip('/')}/{Path(members[0].run_folder).name}" if url else "",
+            exchange=f"{url.rstrip('/')}/{members[0].run_folder.name}" if url else "",
             model=str(local_model.absolute()) if local_model.exists() else source.model,
             deadline=self.deadline,
             keeps_base=self.keeps_base,

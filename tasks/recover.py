@@ -56,7 +56,7 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
 
 def _discard(run: Run) -> None:
     """Delete all files of a run."""
-    use_exchange(Path(run.folder), lambda exchange: exchange.drop())
+    use_exchange(run.folder, lambda exchange: exchange.drop())
     shutil.rmtree(run.folder, ignore_errors=True)
 
 
@@ -71,7 +71,7 @@ def recover_runs(database: Path) -> list[Run]:
     written = []
     for run in sweep_runs(database):
         run_id = run.record.run_id
-        if not use_exchange(Path(run.folder), lambda exchange: exchange.take()):
+        if not use_exchange(run.folder, lambda exchange: exchange.take()):
             LOGGER.warning(STAYS, run_id, run.folder, "what its workers have answered is out of reach")
             continue
         if "requests" not in run.artifacts:
@@ -146,7 +146,7 @@ def prune_cache(database: str | Path) -> None:
 
 def _has_tried_rows(run: Run) -> bool:
     """Whether the run gave rows to the model."""
-    return any(next((Path(run.folder) / name).glob("part-*"), None) for name in ("attempts", "parts"))
+    return any(next((run.folder / name).glob("part-*"), None) for name in ("attempts", "parts"))
 
 
 def _check_answers(workload: Workload, record: RunRecord) -> None:

@@ -48,7 +48,7 @@ def contents(run: Run) -> Any:
     return run.record, run.artifacts, run.is_written
 
 
-def folders(database: Path) -> list[str]:
+def folders(database: Path) -> list[Path]:
     """Of the unfinished runs."""
     return [run.folder for run in sweep_runs(database)]
 
