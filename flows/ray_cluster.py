@@ -47,7 +47,7 @@ class RayCluster:
         self._joined = ExitStack()
         self._runner: RayTaskRunner[Any] | None = None
 
-    def count(self, engine: EngineConfig) -> EngineTeam:
+    def team(self, engine: EngineConfig) -> EngineTeam:
         """The engines that the cluster has room for. Raises `ConfigError` as `join_cluster` and `worker_options`."""
         self._join()
         num_engines, num_on_host = count_workers(worker_options(engine))

@@ -83,7 +83,7 @@ class EngineSettings(_EngineFields):  # type: ignore[misc]  # its fields are tho
 
     def to_config(self, database: Path | None = None) -> EngineConfig:
         """The engine's configuration; raises `ConfigError` for a wrong value. KV is kept in the runs folder."""
-        given: dict[str, Any] = self.model_dump()
+        given: dict[str, Any] = self.model_dump(include=set(EngineSettings.model_fields))
         for name in ("kv_memory", "swap_memory", "keep_prefixes"):
             size = given.pop(name)
             size = f"{size}B" if size.endswith("i") else size  # pydantic reads "4G", "4GB", "4GiB", but not "4Gi"

@@ -106,7 +106,8 @@ def _replace_answers(
         if tokens:
             insert_decisions(connection, workload, row, tokens.path, paths, part_schema(kind))
     elif parts:
-        execute(connection, kind.insert_statement, row | {"parts": paths}, **names)
+        name = "write/insert_extracted" if kind.is_typed else "write/insert_answers"
+        execute(connection, name, row | {"parts": paths}, **names)
     if kind.rank_within:
         execute(connection, "write/rank_answers", this_run, **names)
 

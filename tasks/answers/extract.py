@@ -113,8 +113,8 @@ class Extraction(SingleRequest):
         return [name for name, column in self.asked.items() if not column.not_null]
 
     @property
-    def insert_statement(self) -> str:
-        return "write/insert_answers" if self.schema else "write/insert_extracted"
+    def is_typed(self) -> bool:  # type: ignore[override]
+        return not self.schema
 
     @property
     def max_answer_tokens(self) -> int:

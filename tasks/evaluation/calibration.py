@@ -68,7 +68,9 @@ class Calibration:
 
 
 @task(name="calibrate", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def calibrate_answers(database: str | Path, workload: Workload, gold: str, method: Method) -> list[Calibration]:
+def calibrate_answers(
+    database: str | Path, workload: Workload, gold: str, method: Method, *, lock_timeout_seconds: float = 30.0
+) -> list[Calibration]:
     """Fit a map for each probability that gold covers, and keep the maps with the digests of workload and model. A
     probability that cannot be calibrated is a warning, if others can.
 
@@ -78,6 +80,7 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
     Args:
         gold: table or view; see `tasks.evaluation.evaluation.evaluate_answers`.
         method: "platt" is a logistic curve over logits, "isotonic" a piecewise linear, rising function.
+        lock_timeout_seconds: to wait while another process has the database open.
     Raises:
         DatabaseError: a key has the name of a column of the views, or gold cannot be used for any probability.
         ConfigError: scikit-learn is not installed.
@@ -87,7 +90,7 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
             f"workload {workload.name!r} has a key {taken[0]!r}, which is also a column of the views of calibrated"
             " probabilities: give the key another name"
         )
-    with connect(database) as connection, transaction(connection):
+    with connect(database, lock_timeout_seconds=lock_timeout_seconds) as connection, transaction(connection):
         comparison = Comparison(connection, workload, "")
         comparison.take_answers(None)
         columns = [column for column in comparison.read_gold(gold) if _probability_of(column)]
