@@ -23,7 +23,8 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
     ]
     if not totals.num_steps:
         return figures
-    figures.append(("tokens per second", count(run.tokens_per_second), "prompt and output, of the infer stage"))
+    rate_of = "planned with others" if run.is_shared else "prompt and output, of the infer stage"
+    figures.append(("tokens per second", count(run.tokens_per_second), rate_of))
     if run.num_prompt_tokens:
         saved, best = run.num_cached_tokens / run.num_prompt_tokens, run.best_token_saving_ratio or 0.0
         scope = " for all rows anew" if saved > best + 1e-9 else ""

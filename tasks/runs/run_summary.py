@@ -24,6 +24,7 @@ class RunSummary:
         num_prompt_tokens: of rows that went through the model, as are cached and output tokens.
         num_cached_tokens: prompt tokens that were not computed again, because another row shares them.
         best_token_saving_ratio: the best that any sharing could reach; None if planned together with other workloads.
+        tokens_per_second: prompt and output tokens; None if nothing was inferred, or planned together with others.
         infer_seconds: wall time, loading the model included.
     """
 
@@ -40,6 +41,7 @@ class RunSummary:
     num_cached_tokens: int
     num_output_tokens: int
     best_token_saving_ratio: float | None
+    tokens_per_second: float | None
     infer_seconds: float
 
     @property
@@ -57,9 +59,8 @@ class RunSummary:
             saved, best = self.num_cached_tokens / self.num_prompt_tokens, self.best_token_saving_ratio
             most = "" if best is None else f" (at best {best:.1%}{' for all rows anew' if saved > best + 1e-9 else ''})"
             parts.append(f"{saved:.1%} of {self.num_prompt_tokens:,} prompt tokens saved{most}")
-        if self.num_prompt_tokens and self.infer_seconds:
-            rate = (self.num_prompt_tokens + self.num_output_tokens) / self.infer_seconds
-            parts.append(f"{rate:,.0f} tokens/s for {self.infer_seconds:,.0f} s")
+        if self.tokens_per_second:
+            parts.append(f"{self.tokens_per_second:,.0f} tokens/s for {self.infer_seconds:,.0f} s")
         return f"{self.workload}: {self.status}: {', '.join(parts)}"
 
 
