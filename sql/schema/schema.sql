@@ -92,7 +92,7 @@ create table if not exists runs (
     num_computed_tokens bigint, -- tokens that went through the model, without padding
     token_saving_ratio double, -- of the plan: shared tokens / prompt tokens, 0 to 1
     best_token_saving_ratio double, -- upper bound for any sharing of prefixes
-    tokens_per_second double,  -- (prompt + output tokens) / infer_seconds; null for runs that were planned together
+    tokens_per_second double,  -- (prompt + output tokens) / infer_seconds
     read_seconds double,
     tokenize_seconds double,
     plan_seconds double,

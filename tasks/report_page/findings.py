@@ -17,7 +17,7 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
         (
             "rows answered",
             count(run.num_ok),
-            f"of {count(run.num_rows)}; {count(run.num_already_done)} answered before",
+            f"of {count(run.num_rows)}; {count(run.num_already_done)} done before",
         ),
         ("rows failed", count(run.num_errors), f"{count(run.num_unanswered)} left unanswered"),
     ]
@@ -67,7 +67,7 @@ def _find_outcome(facts: RunFacts) -> list[str]:
     if not (run.num_rows or run.num_already_done):
         found.append("There was nothing to do: the workload had no rows.")
     elif not run.num_rows:
-        found.append(f"There was nothing new to do: {count(run.num_already_done)} rows had been answered before.")
+        found.append(f"There was nothing new to do: {count(run.num_already_done)} rows had been done before.")
     return found
 
 

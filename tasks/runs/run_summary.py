@@ -20,7 +20,7 @@ class RunSummary:
         is_full: it was to answer all rows again.
         num_rows: rows to answer when the run began: the sum of num_ok, num_errors and num_unanswered.
         num_unanswered: rows without answer or error; a later run answers them, see `NEEDS_FULL`.
-        num_already_done: rows that earlier runs had answered.
+        num_already_done: rows that earlier runs had done, rows that failed for good among them.
         num_prompt_tokens: of rows that went through the model, as are cached and output tokens.
         num_cached_tokens: prompt tokens that were not computed again, because another row shares them.
         best_token_saving_ratio: the best that any sharing could reach; None if planned together with other workloads.
@@ -50,11 +50,11 @@ class RunSummary:
         if not (self.num_rows or self.num_already_done):
             return f"{self.workload}: nothing to do; it has no rows"
         if self.num_rows == 0:
-            return f"{self.workload}: nothing new to do; {self.num_already_done:,} rows were answered before"
+            return f"{self.workload}: nothing new to do; {self.num_already_done:,} rows were done before"
         parts = [f"{self.num_ok:,} rows answered", f"{self.num_errors:,} failed"]
         if self.num_unanswered:
             parts.append(f"{self.num_unanswered:,} left for the next run{NEEDS_FULL if self.is_full else ''}")
-        parts.append(f"{self.num_already_done:,} answered before")
+        parts.append(f"{self.num_already_done:,} done before")
         if self.num_prompt_tokens:
             saved, best = self.num_cached_tokens / self.num_prompt_tokens, self.best_token_saving_ratio
             most = "" if best is None else f" (at best {best:.1%}{' for all rows anew' if saved > best + 1e-9 else ''})"
@@ -74,7 +74,7 @@ def show_summaries(summaries: Sequence[RunSummary]) -> None:
             "answered": summary.num_ok,
             "failed": summary.num_errors,
             "left": summary.num_unanswered,
-            "answered before": summary.num_already_done,
+            "done before": summary.num_already_done,
             "prompt tokens": summary.num_prompt_tokens,
             "saved tokens": summary.num_cached_tokens,
             "inference seconds": round(summary.infer_seconds, 1),
