@@ -38,6 +38,7 @@ from flows.command.commands import COMMANDS
 from flows.command.prefect_server import ANSWER_SECONDS
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
+from flows.nights.night import night
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from tasks.runs.infer_job import FailurePolicy
 from tests.flows.distributed.worker_watch import wait_until
@@ -401,6 +402,12 @@ def test_summaries_as_json(nights: Any, capfd: pytest.CaptureFixture[str]) -> No
     (found,) = json.loads(printed.out)
     assert (found["workload"], found["status"], found["num_ok"], found["num_errors"]) == ("ranking", "completed", 6, 0)
     assert "ranking: completed: 6 rows answered" in printed.err
+    file = nights.path.with_name("night.toml")
+    tables = f'[models.tiny]\npath = "{nights.model}"\ndtype = "float32"\n[[workload]]\nfile = "ranking"\n'
+    file.write_text(f'database = "{nights.path}"\n{tables}')
+    assert run_flow(night, [str(file), "--json"]) == 0
+    (again,) = json.loads(capfd.readouterr().out)
+    assert (again["workload"], again["num_rows"], again["num_already_done"]) == ("ranking", 0, 6)
 
 
 @pytest.mark.usefixtures("prefect_server")
