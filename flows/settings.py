@@ -109,7 +109,8 @@ class PlanSettings(Settings):
     """How prompts are grouped by shared prefixes, and how large a partition is."""
 
     method: PlanMethod = "exact"
-    """how shared prefixes are chosen; exact: fewest computed tokens; paper: BatchLLM's Algorithm 1; none: no sharing"""
+    """how prompts are grouped by shared prefixes; exact: fewest computed tokens; paper: BatchLLM's Algorithm 1; none:
+    no groups, full KV blocks are shared all the same unless sharing is group or none"""
     partition_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """tokens in a partition, the work an engine takes at a time; auto: 1/32 of all, from 500,000 to 5,000,000"""
 

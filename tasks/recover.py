@@ -89,7 +89,7 @@ def recover_runs(database: Path) -> list[Run]:
                 workload = use_kept(run.database, workload)
             workload = bind_again(workload, run.record.model, run.record.model_digest)
             _check_answers(workload, run.record)
-            summary = write_run(run, workload)
+            summary = write_run(run, workload, is_recovered=True)
         except ArtifactError as error:
             LOGGER.warning("run %s cannot be recovered, its rows will be answered again: %s", run_id, error)
             _discard(run)

@@ -159,7 +159,7 @@ def _fit(probabilities: Values, is_right: Values, method: str) -> Calibration:
         from sklearn.isotonic import IsotonicRegression
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
-        raise ConfigError("calibrate needs scikit-learn: pip install 'batchloom[evaluate]'") from error
+        raise ConfigError("calibrate needs scikit-learn: pip install '.[evaluate]' in batchloom's checkout") from error
     make = partial(Calibration, method=method, num_rows=len(probabilities))
     if method == "isotonic":
         curve = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(probabilities, is_right)

@@ -34,7 +34,7 @@ os.environ.update(
     RAY_AUTH_TOKEN=secrets.token_hex(32),
     RAY_USAGE_STATS_ENABLED="0",
 )
-pytest.importorskip("prefect_ray", reason="prefect-ray is not installed: batchloom[ray]")
+pytest.importorskip("prefect_ray", reason="prefect-ray is not installed: pip install '.[ray]'")
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = {"BATCHLOOM_TEST_CLUSTER": secrets.token_hex(8)}
