@@ -26,7 +26,7 @@ def show_forecast(forecast: Forecast, console: Console) -> None:
     """Print the forecast of one workload."""
     console.rule(f"{forecast.workload}: {forecast.label}, no model was loaded", align="left", style="none")
     if forecast.shape is None:
-        console.print(f"Nothing new to do; {forecast.num_already_done:,} rows were answered before.\n")
+        console.print(f"Nothing new to do; {forecast.num_already_done:,} rows were done before.\n")
         return
     console.print(_facts(_work_facts(forecast)))
     console.print(_policies(forecast))
@@ -53,7 +53,7 @@ def _work_facts(forecast: Forecast) -> list[tuple[str, str]]:
     shape = forecast.shape
     assert shape is not None
     return [
-        ("rows to answer", f"{forecast.num_rows:,} ({forecast.num_already_done:,} answered before)"),
+        ("rows to answer", f"{forecast.num_rows:,} ({forecast.num_already_done:,} done before)"),
         ("of these", f"{forecast.num_duplicates:,} duplicates, {forecast.num_error_rows:,} with an error"),
         ("prompt tokens", f"{forecast.num_prompt_tokens:,}"),
         (

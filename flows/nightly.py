@@ -77,7 +77,6 @@ def nightly(
             source=source,
             engine=config,
             failures=failures,
-            machines=machines,
             workers=Workers(machines, any(needs_isolation(database, workload.name) for workload in chosen)),
             keeps_base=len({workload.adapter for workload in chosen}) > 1,
         )

@@ -42,7 +42,7 @@ def forecast_rows(
     if not read_plan_summary(plan).num_rows:
         LOGGER.warning("%s: no forecast: none of the rows can be answered", workload.name)
         return None
-    team = night.workers.count(night.engine)
+    team = night.workers.team(night.engine)
     state = forecast_whole(plan, workload, output_tokens, sample, team, return_state=True)
     if state.is_completed():
         return state.result()
@@ -67,7 +67,7 @@ def predict_night(
         num_answer_tokens: expected length of an answer.
         load_seconds: time until the first step, if there is a deadline.
     """
-    team = night.workers.count(night.engine)
+    team = night.workers.team(night.engine)
     left = None if night.deadline is None else max(0.0, night.deadline - time.time() - load_seconds)
     ratio = find_speed_ratio(night.source, night.engine)
     state = predict_run(job, summary, num_answer_tokens, team, left, ratio, return_state=True)
@@ -111,7 +111,7 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
         _, plan = read_and_plan(source, workload, run)
         if plan is None or not (summary := read_plan_summary(plan)).num_rows:
             return []
-        length, team = read_answer_length(source.database, workload), night.workers.count(night.engine)
+        length, team = read_answer_length(source.database, workload), night.workers.team(night.engine)
         expected = length.expected_output_tokens
         job = night.make_job(plan, Member(run_folder=run.folder, workload=workload, expected_output_tokens=expected))
         ratio = find_speed_ratio(source, night.engine)

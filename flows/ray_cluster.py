@@ -47,7 +47,7 @@ class RayCluster:
         self._joined = ExitStack()
         self._runner: RayTaskRunner[Any] | None = None
 
-    def count(self, engine: EngineConfig) -> EngineTeam:
+    def team(self, engine: EngineConfig) -> EngineTeam:
         """The engines that the cluster has room for. Raises `ConfigError` as `join_cluster` and `worker_options`."""
         self._join()
         num_engines, num_on_host = count_workers(worker_options(engine))
@@ -97,7 +97,7 @@ def join_cluster(address: str) -> Iterator[None]:
     """Be a driver of a Ray cluster for the length of the block; its workers keep their models as long. Raises
     `ConfigError` if prefect-ray is not installed, or no cluster answers."""
     if importlib.util.find_spec("prefect_ray") is None:
-        raise ConfigError("runner 'ray' needs the package prefect-ray: install batchloom[ray]")
+        raise ConfigError("runner 'ray' needs the package prefect-ray: pip install '.[ray]' in batchloom's checkout")
     import ray
 
     on_sigterm = signal.getsignal(signal.SIGTERM)

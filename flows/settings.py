@@ -83,7 +83,7 @@ class EngineSettings(_EngineFields):  # type: ignore[misc]  # its fields are tho
 
     def to_config(self, database: Path | None = None) -> EngineConfig:
         """The engine's configuration; raises `ConfigError` for a wrong value. KV is kept in the runs folder."""
-        given: dict[str, Any] = self.model_dump()
+        given: dict[str, Any] = self.model_dump(include=set(EngineSettings.model_fields))
         for name in ("kv_memory", "swap_memory", "keep_prefixes"):
             size = given.pop(name)
             size = f"{size}B" if size.endswith("i") else size  # pydantic reads "4G", "4GB", "4GiB", but not "4Gi"
@@ -109,7 +109,8 @@ class PlanSettings(Settings):
     """How prompts are grouped by shared prefixes, and how large a partition is."""
 
     method: PlanMethod = "exact"
-    """how shared prefixes are chosen; exact: fewest computed tokens; paper: BatchLLM's Algorithm 1; none: no sharing"""
+    """how prompts are grouped by shared prefixes; exact: fewest computed tokens; paper: BatchLLM's Algorithm 1; none:
+    no groups, full KV blocks are shared all the same unless sharing is group or none"""
     partition_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """tokens in a partition, the work an engine takes at a time; auto: 1/32 of all, from 500,000 to 5,000,000"""
 

@@ -45,11 +45,10 @@ class Workers:
     def __init__(
         self, settings: WorkerSettings, is_isolated: bool = False, make_room: Callable[[], None] | None = None
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._is_isolated = is_isolated
         self._make_room = make_room
         self.are_loaded = False
-        self._on_host: EngineTeam | None = None
         self._pool: WorkerPool | None = None
         self._cluster: RayCluster | None = None
         if settings.runner == "ray":
@@ -66,7 +65,7 @@ class Workers:
         Args:
             dispatch_order: order in which several engines take the partitions.
             work: what the progress bar counts.
-            pace: ends the run in time for its deadline, if it has one.
+            pace: corrects and logs the forecast of a run with a deadline; `StopRequest` ends the run.
         """
         if not self.are_loaded and self._make_room is not None:
             self._make_room()
@@ -91,16 +90,14 @@ class Workers:
         parts = list(chain.from_iterable(cast("list[list[ArtifactRef]]", found)))  # Prefect types it as futures
         return exchange.find(parts) if exchange is not None else parts
 
-    def count(self, engine: EngineConfig) -> EngineTeam:
-        """How many engines compute side by side, and their settings; joins the Ray cluster, if there is one. Raises as
-        `lay_out_workers`, `RayCluster.count`."""
+    def team(self, engine: EngineConfig) -> EngineTeam:
+        """The engines that compute side by side; joins the Ray cluster, if there is one. Raises as `lay_out_workers`,
+        `RayCluster.team`."""
         if self._cluster is not None:
-            return self._cluster.count(engine)
-        if self._settings.workers == 1 or (self._settings.workers == "auto" and engine.device == "cpu"):
+            return self._cluster.team(engine)
+        if self.settings.workers == 1 or (self.settings.workers == "auto" and engine.device == "cpu"):
             return EngineTeam(engine=engine)
-        if self._on_host is None:
-            self._on_host = lay_out_workers(self._settings.workers, engine)
-        return self._on_host
+        return lay_out_workers(self.settings.workers, engine)
 
     def close(self) -> None:
         """End the engine processes, leave the cluster, free the model; the next partition loads it again."""
@@ -115,7 +112,7 @@ class Workers:
     @contextmanager
     def _submit(self, job: InferJob, dispatch_order: Sequence[int], pace: "Pace | None") -> Iterator[Futures]:
         """One task per partition: on the engine of this process, by partition number, or on one process per engine."""
-        team = self.count(job.engine)
+        team = self.team(job.engine)
         has_pool = self._is_isolated or bool(job.exchange) or team.num_engines > 1
         if self._pool is None and has_pool:
             from tasks.workers.worker_pool import WorkerPool  # imported only when needed

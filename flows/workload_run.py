@@ -12,7 +12,7 @@ from engine.errors import DatabaseError
 from engine.limits import check_weights
 from engine.model.loading.checkpoint import checkpoint_digest, is_plain, read_json, resolve_checkpoint
 from flows.report import report_run
-from flows.settings import PlanSettings, WorkerSettings
+from flows.settings import PlanSettings
 from flows.workers import Workers, infer_plan
 from tasks.database.connection import connect
 from tasks.partitions.attempt import ENDED
@@ -74,11 +74,12 @@ def describe_source(
 def load_workloads(names: Sequence[str], source: Source, adapter: Path | None) -> list[Workload]:
     """The workloads of a flow run, bound to the model and checked before any work. See `flows.nightly.nightly`."""
     chosen = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in names]
+    has_copy = check_tokenizer(source.checkpoint)
     for workload in chosen:
         check_room(workload, source.max_model_len)
         if workload.kind.thinking:
             check_thinking(workload, source.checkpoint)
-        if not check_tokenizer(source.checkpoint):
+        if not has_copy:
             check_prompt(workload, source.checkpoint)
     if len(set(names)) < len(names) or any("/" in workload.source for workload in chosen):  # not just shipped ones
         from tasks.nights.check_steps import check_in_turn, check_labels  # imported only when needed
@@ -112,14 +113,13 @@ class Night:
     source: Source
     engine: EngineConfig
     failures: FailurePolicy
-    machines: WorkerSettings
     workers: Workers
     deadline: float | None = None
     keeps_base: bool = False
 
     def make_job(self, plan: ArtifactRef, *members: Member) -> InferJob:
         """What each worker needs to infer partitions of the plan. See `InferJob`."""
-        source, url = self.source, self.machines.exchange
+        source, url = self.source, self.workers.settings.exchange
         local_model = Path(source.model).expanduser()
         return InferJob(
             members=members,
@@ -128,7 +128,7 @@ class Night:
             model_digest=source.model_digest,
             engine=self.engine,
             failures=self.failures,
-            exchange=f"{url.rstrip('/')}/{Path(members[0].run_folder).name}" if url else "",
+            exchange=f"{url.rstrip('/')}/{members[0].run_folder.name}" if url else "",
             model=str(local_model.absolute()) if local_model.exists() else source.model,
             deadline=self.deadline,
             keeps_base=self.keeps_base,
@@ -166,7 +166,7 @@ def begin_run(night: Night, workload: Workload, root: Path | None = None) -> Run
         "engine": asdict(night.engine),
         "planning": {"method": source.method, "partition_tokens": source.partition_tokens},
         "failures": asdict(night.failures),
-        "machines": night.machines.model_dump(),
+        "machines": night.workers.settings.model_dump(),
         "workload": {"source": workload.source, "key": list(workload.key), "columns": dict(workload.kind.columns)}
         | ({} if workload.adapter is None else {"adapter": workload.adapter.folder})
         | ({} if not questions else {"questions": list(questions.values())}),

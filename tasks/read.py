@@ -58,7 +58,7 @@ def requests_schema(workload: Workload) -> pa.Schema:
 
 
 @task(name="read", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="read-{workload.name}")
-def read(source: Source, workload: Workload, folder: str | Path) -> ReadResult:
+def read(source: Source, workload: Workload, folder: Path) -> ReadResult:
     """Write ``requests.parquet``: the rows of the workload's query that have no answer for their content yet.
 
     Rows are sorted by key and stream in batches; what does not fit in memory is spilled to the folder. A row that
@@ -87,7 +87,7 @@ def read(source: Source, workload: Workload, folder: str | Path) -> ReadResult:
             open_rows = _take_open(rows, requests_schema(workload), counts)
             hash_columns = {name: name.replace("text_", "hash_", 1) for name in texts}
             ordered = sort_batches(open_rows, "sort_key", folder, hash_columns=hash_columns)
-            path = Path(folder) / "requests.parquet"
+            path = folder / "requests.parquet"
             requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, texts))
         except (duckdb.DataError, duckdb.ProgrammingError) as error:  # a value that the query cannot compute with
             raise DatabaseError(f"{database}: in the query of workload {workload.name!r}: {explain(error)}") from error

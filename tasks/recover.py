@@ -56,7 +56,7 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
 
 def _discard(run: Run) -> None:
     """Delete all files of a run."""
-    use_exchange(Path(run.folder), lambda exchange: exchange.drop())
+    use_exchange(run.folder, lambda exchange: exchange.drop())
     shutil.rmtree(run.folder, ignore_errors=True)
 
 
@@ -71,7 +71,7 @@ def recover_runs(database: Path) -> list[Run]:
     written = []
     for run in sweep_runs(database):
         run_id = run.record.run_id
-        if not use_exchange(Path(run.folder), lambda exchange: exchange.take()):
+        if not use_exchange(run.folder, lambda exchange: exchange.take()):
             LOGGER.warning(STAYS, run_id, run.folder, "what its workers have answered is out of reach")
             continue
         if "requests" not in run.artifacts:
@@ -89,7 +89,7 @@ def recover_runs(database: Path) -> list[Run]:
                 workload = use_kept(run.database, workload)
             workload = bind_again(workload, run.record.model, run.record.model_digest)
             _check_answers(workload, run.record)
-            summary = write_run(run, workload)
+            summary = write_run(run, workload, is_recovered=True)
         except ArtifactError as error:
             LOGGER.warning("run %s cannot be recovered, its rows will be answered again: %s", run_id, error)
             _discard(run)
@@ -107,13 +107,13 @@ def recover_runs(database: Path) -> list[Run]:
 
 def sweep_runs(database: str | Path) -> list[Run]:
     """Delete files of runs whose process was killed; call it inside `hold_database`, so that no run is alive. These are
-    folders of runs without a manifest, and of runs whose answers are in the database, work folders and half-written
-    files. Returns the runs whose answers are not in the database yet, oldest first."""
+    folders of runs without manifest and report, and of runs whose answers are in the database, work folders and
+    half-written files. Returns the runs whose answers are not in the database yet, oldest first."""
     unfinished = []
     for folder in sorted(runs_folder(database).glob("*")):
         is_ours = RUN_ID.fullmatch(folder.name) is not None
         if not (folder / "manifest.json").exists():
-            if is_ours:
+            if is_ours and not (folder / "report.html").exists():  # a report may be made again in a new folder
                 shutil.rmtree(folder, ignore_errors=True)
             continue
         with suppress(ArtifactError):
@@ -146,7 +146,7 @@ def prune_cache(database: str | Path) -> None:
 
 def _has_tried_rows(run: Run) -> bool:
     """Whether the run gave rows to the model."""
-    return any(next((Path(run.folder) / name).glob("part-*"), None) for name in ("attempts", "parts"))
+    return any(next((run.folder / name).glob("part-*"), None) for name in ("attempts", "parts"))
 
 
 def _check_answers(workload: Workload, record: RunRecord) -> None:

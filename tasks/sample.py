@@ -47,7 +47,7 @@ class AnsweredRow:
 
 @task(name="sample", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def choose_rows(
-    requests: ArtifactRef, tokens: ArtifactRef, plan: ArtifactRef, folder: str, num_rows: int, workload: Workload
+    requests: ArtifactRef, tokens: ArtifactRef, plan: ArtifactRef, folder: Path, num_rows: int, workload: Workload
 ) -> Sample:
     """Write ``requests.parquet`` with `num_rows` rows (all if there are fewer) to the folder of the run that answers
     the sample. Raises `ArtifactError` if an artifact is not what its reference says, or the folder cannot be written.
@@ -55,7 +55,7 @@ def choose_rows(
     Args:
         requests, tokens, plan: of all rows of the workload.
     """
-    for ref in (requests, tokens, plan):
+    for ref in (tokens, plan):  # `take_requests` verifies the requests
         open_parquet(ref).close()
     num_questions = len(workload.kind.suffixes)
     how = {"num_rows": num_rows, "seed": SEED, "num_questions": num_questions}
@@ -64,7 +64,7 @@ def choose_rows(
         chosen = execute(connection, "sample/choose_rows", files | how).fetchall()
     num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
     row_ids = {"row_ids": [row_id for row_id, _, _ in chosen]}
-    sampled = take_requests("sample/take_requests", requests, row_ids, Path(folder) / "requests.parquet")
+    sampled = take_requests("sample/take_requests", requests, row_ids, folder / "requests.parquet")
     return Sample(requests=sampled, share_degrees=[degree for _, degree, _ in chosen], num_all=num_all)
 
 
@@ -117,7 +117,7 @@ def _read_columns(kind: AnswerKind, found: Sequence[Mapping[str, Any]]) -> dict[
     }
     if not values:
         return {}
-    if kind.insert_statement == "write/insert_extracted":  # the columns are fields of a JSON object
+    if kind.is_typed:
         values = json.loads(values["answer"])
         return {name: values.get(name) for name in kind.written}
     given = {field.name for field in kind.part_fields}

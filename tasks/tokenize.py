@@ -27,7 +27,7 @@ from tasks.workloads.workload import Workload
 
 NO_TOKENS = np.empty(0, np.int32)
 
-BATCH_ROWS = 512
+BATCH_PROMPTS = 512
 """Rows encoded at a time: enough to keep every core busy, few enough for long documents in memory."""
 
 
@@ -100,7 +100,7 @@ def tokenize_requests(
     """
     numbers = ["open_questions"] if len(suffixes) > 1 else []
     names = ["row_id", "error", "row_priority", *numbers, *columns]
-    for batch in requests.iter_batches(batch_size=BATCH_ROWS, columns=names):
+    for batch in requests.iter_batches(batch_size=BATCH_PROMPTS, columns=names):
         of_rows: list[str | None] = batch.column("error").to_pylist()
         texts = {column: batch.column(column).fill_null("").to_pylist() for column in columns}
         asked = np.array(list(_list_asked(batch, of_rows, numbers)), np.int64).reshape(-1, 2)

@@ -30,7 +30,9 @@ FROM_RECORD = (
 """Columns of the table ``runs`` that are fields of a `RunRecord`."""
 
 
-def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 180.0) -> RunSummary:
+def write_run(
+    run: Run, workload: Workload, *, lock_timeout_seconds: float = 180.0, is_recovered: bool = False
+) -> RunSummary:
     """Replace the run's rows in the database by those of its artifacts, complete parts and step records.
 
     All in one transaction. Rows with an error in requests or tokens become error rows (finish_reason "invalid"). Rows
@@ -40,6 +42,7 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 180
     Args:
         run: may have ended before it had tokenized or read; then it has no such artifact.
         lock_timeout_seconds: how long to wait while another process has the database open.
+        is_recovered: the run ended before now, with its last step.
     Raises:
         ArtifactError: an artifact is missing or damaged; it is raised before the database is opened.
         DatabaseError: locked for longer than `lock_timeout_seconds`, or an error of SQL; nothing is written then.
@@ -59,7 +62,7 @@ def write_run(run: Run, workload: Workload, *, lock_timeout_seconds: float = 180
             check_schema(connection, workload, str(database))  # tables may have changed since they were read
             create_schema(connection, workload, is_foreign=is_foreign)
             _replace_answers(connection, workload, record, requests, tokens, parts)
-            return _replace_run(connection, workload, record, requests, steps, started)
+            return _replace_run(connection, workload, record, requests, steps, started, is_recovered)
 
 
 write = task(
@@ -106,7 +109,8 @@ def _replace_answers(
         if tokens:
             insert_decisions(connection, workload, row, tokens.path, paths, part_schema(kind))
     elif parts:
-        execute(connection, kind.insert_statement, row | {"parts": paths}, **names)
+        name = "write/insert_extracted" if kind.is_typed else "write/insert_answers"
+        execute(connection, name, row | {"parts": paths}, **names)
     if kind.rank_within:
         execute(connection, "write/rank_answers", this_run, **names)
 
@@ -118,6 +122,7 @@ def _replace_run(
     requests: ArtifactRef | None,
     steps: Sequence[ArtifactRef],
     started: float,
+    is_recovered: bool,
 ) -> RunSummary:
     """Replace the run's row and its steps."""
     this_run = {"run_id": run.run_id}
@@ -126,15 +131,16 @@ def _replace_run(
     if steps:
         execute(connection, "write/insert_steps", this_run | {"steps": [ref.path for ref in steps]})
     (totals,) = fetch_rows(execute(connection, "write/run_totals", this_run, table=workload.output.table))
+    last_step_at = totals.pop("last_step_at") or run.started_at
     num_rows, infer_seconds = requests.num_rows if requests else 0, run.seconds.get("infer", 0.0)
     num_tokens = totals["num_prompt_tokens"] + totals["num_output_tokens"]
     row = {name: getattr(run, name) for name in FROM_RECORD} | totals
     row |= {
         "error": run.error or None,
-        "finished_at": datetime.now(UTC),
+        "finished_at": last_step_at if is_recovered else datetime.now(UTC),
         "num_rows": num_rows,
         "num_unanswered": num_rows - totals["num_ok"] - totals["num_errors"],
-        "tokens_per_second": num_tokens / infer_seconds if infer_seconds else None,
+        "tokens_per_second": num_tokens / infer_seconds if infer_seconds and not run.shared_with else None,
         "write_seconds": time.perf_counter() - started,
         "shared_with": json.dumps(dict(run.shared_with)) if run.shared_with else None,
         "config": json.dumps(dict(run.config)),

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -103,6 +103,15 @@ def private_environment() -> Iterator[None]:
     _PRIVATE.cleanup()
 
 
+@contextmanager
+def _in_turn(name: str) -> Iterator[None]:
+    """Of all of pytest's processes, one at a time is in a block of this name."""
+    Path(_CACHE).mkdir(parents=True, exist_ok=True)
+    with open(f"{_CACHE}/{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
 def prefect_database() -> Path:
     """A Prefect database as it is after its migrations, made once for all of pytest's processes; to be copied.
@@ -110,9 +119,7 @@ def prefect_database() -> Path:
     The private folder of Prefect has a copy, which servers of command lines use.
     """
     made, part = (Path(_CACHE, name) for name in ("prefect.db", "prefect.part"))
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{made}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _in_turn(made.name):
         if not made.exists():
             environment = os.environ | {"PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{part}"}
             upgrade = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
@@ -147,9 +154,7 @@ def _make_checkpoint(family: str) -> Path:
     """The checkpoint of a family in the cache, made once for all of pytest's processes by this file."""
     maker = hashlib.sha256(Path(__file__).read_bytes() + version("transformers").encode())
     made = Path(_CACHE, f"tiny-{family}-{maker.hexdigest()[:16]}")
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{made}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _in_turn(made.name):
         if not made.exists():
             part = Path(f"{made}.part")
             shutil.rmtree(part, ignore_errors=True)
@@ -186,6 +191,24 @@ def smollm2_gguf() -> Path:
     from flows.demo import find_demo_model
 
     return find_demo_model()
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(smollm2_gguf: Path) -> Path:
+    """The folder that `smollm2_gguf` is opened as, made once for all of pytest's processes."""
+    from engine.model.loading.checkpoint import resolve_checkpoint
+
+    with _in_turn("smollm2"):
+        return resolve_checkpoint(smollm2_gguf)
+
+
+@pytest.fixture(scope="session")
+def smollm2_unpacked(smollm2_folder: Path) -> Path:
+    """That folder with weights in float32, made once for all of pytest's processes."""
+    from engine.model.loading.gguf import unpack_gguf
+
+    with _in_turn("smollm2"):
+        return unpack_gguf(smollm2_folder)
 
 
 @pytest.fixture(scope="session")

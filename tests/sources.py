@@ -25,5 +25,5 @@ def make_job(run_folder: str | Path, workload: Workload, checkpoint: str | Path,
         "failures": FailurePolicy(),
         **given,
     }
-    member = Member(run_folder=str(run_folder), workload=workload)
+    member = Member(run_folder=Path(run_folder), workload=workload)
     return InferJob(members=(member,), checkpoint=str(checkpoint), **whole)

@@ -1,6 +1,7 @@
 """Tiny random encoders as checkpoint folders: every family, with a tokenizer that frames a text and a pair."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ def save_modules(folder: Path, pooling: str, *, normalize: bool = True, dense: i
     return folder
 
 
+@cache
 def _tokenizer() -> transformers.PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -27,7 +27,7 @@ from engine.kernels.draw import draw_tokens as draw_tokens_ref
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.scoring import Scoring
 from engine.kernels.triton.draw_kernel import draw_tokens
-from engine.kernels.triton.layers.fp8 import quantize_weights, scaled_linear
+from engine.kernels.triton.layers.fp8 import ScaledRows, quantize_weights, scaled_linear
 from engine.kernels.triton.triton_attention import TritonAttention
 from engine.kernels.triton.work_list import RowField
 from engine.model.model_shape import ModelShape
@@ -181,13 +181,19 @@ def _fp8_products(stage: StageRun) -> dict[str, float] | str:
     for columns, depth in matrices:
         weights = quantize_weights(torch.randn(columns, depth, device=device), dtype)
         for num_rows in (1, 17) if stage.is_tiny else (1, 2, 16, 17, 64, 127, 256, 257, 8192):
-            rows = quantize_weights(torch.randn(num_rows, depth, device=device), dtype)
-            exact = (rows.values.float() * rows.scales) @ (weights.values.float() * weights.scales).t()
-            found = scaled_linear(rows, weights, None, torch.bfloat16).float()
-            errors.append(float((found - exact).abs().max() / exact.abs().max()))
-            if not errors[-1] < MOST_FP8_ERROR:
-                raise WrongAnswerError(f"{num_rows} rows, matrix {columns} x {depth}: wrong by a share of {errors[-1]}")
+            errors.append(_fp8_error(quantize_weights(torch.randn(num_rows, depth, device=device), dtype), weights))
     return {"num_products": len(errors), "largest_error": max(errors)}
+
+
+def _fp8_error(rows: ScaledRows, weights: ScaledRows) -> float:
+    """The largest error of a product, as a share of its largest number; `WrongAnswerError` where it is too large."""
+    exact = (rows.values.float() * rows.scales) @ (weights.values.float() * weights.scales).t()
+    found = scaled_linear(rows, weights, None, torch.bfloat16).float()
+    error = float((found - exact).abs().max() / exact.abs().max())
+    if not error < MOST_FP8_ERROR:
+        columns, depth = weights.values.shape
+        raise WrongAnswerError(f"{len(exact)} rows, matrix {columns} x {depth}: wrong by a share of {error}")
+    return error
 
 
 def _random_groups(rng: np.random.Generator, prefix_lens: Sequence[int]) -> list[GroupSize]:

@@ -84,7 +84,7 @@ def run_stage(stage: str, folder: Path) -> None:
         return
     (record,) = runs_folder(database).glob("*/manifest.json")
     run = Run.load(database, record.parent)
-    target = Path(run.folder) / f"{stage}.parquet"
+    target = run.folder / f"{stage}.parquet"
     if stage == "tokenize":
         max_model_len = read_max_model_len(model, "auto")
         run.note({"tokens": write_tokens(run.artifacts["requests"], target, workload, model, max_model_len)})

@@ -72,6 +72,12 @@ class KVCache:
         self.keys = [self.tensors[slot].view(shape.dtype) for slot in layout.slots]
         self.values = [self.tensors[layout.num_slots + slot].view(shape.dtype) for slot in layout.slots]
 
+    def clear_broken_blocks(self) -> None:
+        """Zeroes blocks with NaN or infinity: later rows would read them under a weight of 0, and 0 * NaN is NaN."""
+        for tensor in self.tensors:
+            if tensor.is_floating_point():
+                tensor[~tensor.flatten(1).sum(1, dtype=torch.float32).isfinite()] = 0
+
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> torch.Tensor:
         """A copy of blocks in host memory: ``[tensors, n, block_size, num_kv_heads, head_size]``."""
         first = self.tensors[0]
@@ -92,7 +98,7 @@ class KVCache:
 
 
 def _zeros(layout: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros: blocks that were never written may be read under a mask, and 0 * NaN is NaN."""
+    """Zeros: blocks that were never written may be read under a weight of 0, and 0 * NaN is NaN."""
     if device.type != "cpu":
         return torch.zeros(layout, dtype=dtype, device=device)
     num_bytes = math.prod(layout) * dtype.itemsize

@@ -17,7 +17,10 @@ COMMANDS = {
 
 HELP_FLAGS = ("--help", "-h", "--help-all")
 
-FLAGS = {"explain": {"json": "print JSON instead of a page"}}
+FLAGS = {
+    "explain": {"json": "print JSON instead of a page"},
+    "nightly": {"json": "print the summaries as JSON on standard output, the log on standard error"},
+}
 """By command, options that are no parameters of its flow, with their help texts."""
 
 MODULES = {

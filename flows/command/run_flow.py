@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import json
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TextIO
 
@@ -49,7 +51,7 @@ def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
     if can_interrupt := signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
         signal.signal(signal.SIGINT, partial(_interrupt, []))
     try:
-        with plain_log(sys.stderr if is_explain else sys.stdout), reachable_server():
+        with plain_log(sys.stderr if is_explain or is_json else sys.stdout), reachable_server():
             for handler in logging.getLogger("prefect.extra").handlers if CONFIGURED_URL else ():
                 logging.getLogger("batchloom").addHandler(handler)  # the server's page shows the log, too
             result = flow(**options)
@@ -67,6 +69,8 @@ def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
         from flows.explain_page import print_forecasts
 
         print_forecasts(result, is_json=is_json)
+    elif is_json:
+        print(json.dumps([asdict(summary) for summary in result], indent=1))
     return 0
 
 

@@ -14,12 +14,11 @@ from flows.command.failure import EXIT_FAILED, fail
 from flows.command.run_flow import plain_log
 from flows.nights.night_file import NightPlan, load_night
 from flows.settings import WorkerSettings
-from tasks.nights.check_steps import find_query_problems
+from tasks.nights.check_steps import check_labels, find_query_problems
 from tasks.nights.deadline import find_deadline
 from tasks.prompts.known_tokens import check_prompt
-from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
-from tasks.prompts.thinking import make_thinking
+from tasks.prompts.thinking import check_thinking
 from tasks.publish import check_target
 from tasks.tokenize import check_room, read_max_model_len
 from tasks.workloads.workload import Workload
@@ -75,15 +74,15 @@ def check_model(
     if _has_weights(checkpoint):
         check_weights(config, checkpoint)
     machines.check_host(config, checkpoint)
-    codec = TextCodec.load(checkpoint)
+    TextCodec.load(checkpoint)  # a tokenizer that cannot be read is an error of the model
     problems, bound = [], {}
     for step, unbound in workloads.items():
         try:
             workload = unbound.bind(checkpoint)
             check_prompt(workload, checkpoint)
-            for settings in RequestForm.of(workload, codec, None).settings:
-                if "thinking" in settings:
-                    make_thinking(codec, settings["thinking"].max_tokens)
+            if workload.kind.thinking:
+                check_thinking(workload, checkpoint)
+            check_labels([workload], checkpoint)
             check_room(workload, max_model_len)
             bound[step] = workload
         except BatchloomError as error:

@@ -165,7 +165,7 @@ class NightRun:
                 results[name] = error
         night = replace(night, source=replace(night.source, choices=choices))
         workloads = [self._plan.workloads[name] for name in wave.steps if name not in results]
-        for batch in list_batches(workloads, is_joint=not night.machines.exchange):
+        for batch in list_batches(workloads, is_joint=not night.workers.settings.exchange):
             results |= answer_batch(night, batch)
         return {name: self._note(name, result) for name, result in results.items()}
 
@@ -177,7 +177,7 @@ class NightRun:
         digest, threshold = self._sources[step.model].model_digest, step.cascade.below
         if step.role == "unsure" and step.cascade.num_sampled:
             digests = (digest, source.model_digest)
-            workload = replace(self._plan.workloads[name], name=step.workload)
+            workload = replace(self._plan.workloads[name], name=step.workload).bind(source.checkpoint)
             threshold, text = certify(str(source.database), workload, step.cascade, digests, dict(source.attach))
             LOGGER.info("%s: %s", name, text)
         num_sampled = step.cascade.num_sampled
@@ -211,7 +211,6 @@ class NightRun:
                 source=replace(self._sources[model], is_cheapest_first=self._deadline is not None),
                 engine=plan.models[model][1].to_config(plan.database),
                 failures=plan.tables.failures,
-                machines=plan.tables.machines,
                 workers=Workers(plan.tables.machines, is_isolated, make_room=self.close),
                 deadline=self._deadline,
                 keeps_base=len({plan.workloads[name].adapter for name in names}) > 1,

@@ -42,11 +42,6 @@ class ModelTable(EngineSettings):
 
     path: Text
 
-    @property
-    def engine(self) -> EngineSettings:
-        """The engine settings without the path."""
-        return EngineSettings(**self.model_dump(exclude={"path"}, exclude_unset=True))
-
 
 class WorkloadTable(Settings):
     """A table [[workload]]: its file, model and adapter, the workloads whose answers it reads, its cascade."""
@@ -145,7 +140,7 @@ def load_night(path: Path) -> NightPlan:
     return NightPlan(
         tables=tables,
         database=folder / tables.database,
-        models={name: (models[name], table.engine) for name, table in tables.models.items()},
+        models={name: (models[name], table) for name, table in tables.models.items()},
         steps=steps,
         workloads=by_name,
         cascades=cascade_steps,

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from engine.errors import DatabaseError, FailureRateError
 from flows.workers import infer_plan, measure_all
@@ -49,11 +50,14 @@ def answer_together(night: Night, workloads: Sequence[Workload]) -> dict[str, Ru
             runs.append((workload, begin_run(night, workload)))
         ends = _answer(night, runs)
     except BaseException as error:
-        for workload, run in runs:
-            stop_run(run, workload, error)
+        with ExitStack() as at_end:  # all are stopped, also if one of them cannot be
+            for workload, run in runs:
+                at_end.callback(stop_run, run, workload, error)
         raise
     for workload, run in runs:  # all before the first is written, which may be stopped
-        if not isinstance(end := ends.get(workload.name, 0), Exception):
+        if isinstance(end := ends.get(workload.name, 0), Exception):
+            run.end("failed", f"{type(end).__name__}: {end}")
+        else:
             end_run(run, end)
     return {workload.name: _write(workload, run, ends.get(workload.name)) for workload, run in runs}
 

@@ -44,7 +44,7 @@ def calibrate(
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass  # a wrong path fails here, before a folder is made next to it
     loaded = bind_to_answers(database, use_kept(database, load_workload(workload)))
-    found = calibrate_answers(str(database), loaded, gold, method)
+    found = calibrate_answers(str(database), loaded, gold, method, lock_timeout_seconds=lock_timeout_seconds)
     for each in found:
         name = each.column_name + (f" of {each.label!r}" if each.label is not None else "")
         errors = f"mean squared error {each.brier_before:.4f} before, {each.brier_after:.4f} after, in five folds"

@@ -84,7 +84,7 @@ def compare(
         first, second = (use_kept(database, load_workload(name)) for name in workloads)
         machines.check_host(config, source.checkpoint)
         with closing(Workers(machines)) as workers:
-            night = Night(source=source, engine=config, failures=failures, machines=machines, workers=workers)
+            night = Night(source=source, engine=config, failures=failures, workers=workers)
             found = compare_workloads(night, first, second, sample, gold)
     LOGGER.info("%s", render_comparison(found))
     description = f"{' against '.join(found.names)}: {len(found.changed):,} of {len(found.rows):,} changed"
@@ -112,8 +112,8 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         if plan is None:
             return PromptDiff(names=names)
         runs = [(workload, begin_run(night, workload, folder)) for workload in both]
-        of_first, of_second = (Path(run.folder) for _, run in runs)
-        chosen = choose_rows(found.requests, whole.artifacts["tokens"], plan, str(of_second), num_rows, second).requests
+        of_first, of_second = (run.folder for _, run in runs)
+        chosen = choose_rows(found.requests, whole.artifacts["tokens"], plan, of_second, num_rows, second).requests
         same = take_same_rows(first, read(source, first, of_first).requests, chosen, of_first / "same.parquet")
         requests = [same, chosen]
         tokens = [tokenize_rows(source, *run, each) for run, each in zip(runs, requests, strict=True)]

@@ -66,7 +66,9 @@ def evaluate(
     thresholds = [Threshold.parse(text, is_least=True) for text in min]
     thresholds += [Threshold.parse(text, is_least=False) for text in max]
     loaded = bind_to_answers(database, use_kept(database, load_workload(workload)), run)
-    evaluation = evaluate_answers(database, loaded, gold, run_id=run, against=against, k=k)
+    evaluation = evaluate_answers(
+        database, loaded, gold, run_id=run, against=against, k=k, lock_timeout_seconds=lock_timeout_seconds
+    )
     page = render_evaluation(evaluation)
     LOGGER.info("%s", page)
     publish_page("evaluation", loaded.name, page, f"{loaded.name}: answers against {gold or against}")

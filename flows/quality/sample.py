@@ -2,7 +2,6 @@
 
 import logging
 from contextlib import ExitStack
-from pathlib import Path
 
 from flows.prediction import forecast_rows, read_and_plan
 from flows.quality.sample_page import render_sample
@@ -39,7 +38,7 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
             return None
         run = begin_run(night, workload, None if keep else folder)
         if not keep:
-            at_end.callback(drop_work, Path(run.folder))  # and its copy in an object store
+            at_end.callback(drop_work, run.folder)  # and its copy in an object store
         try:
             all_tokens = whole.artifacts["tokens"]
             sample = choose_rows(found.requests, all_tokens, plan, run.folder, num_rows, workload)
@@ -47,11 +46,11 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
             tokens = tokenize_rows(source, workload, run, sample.requests)
             sample_plan = plan_rows(source, workload, run, tokens)
             num_left = infer_rows(night, workload, run, sample_plan, is_whole=False)
+            _show(night, workload, run, sample, plan)
         except BaseException as error:
             if keep:
                 stop_run(run, workload, error)
             raise
-        _show(night, workload, run, sample, plan)
         if not keep:
             return None
         end_run(run, num_left)

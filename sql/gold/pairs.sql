@@ -1,7 +1,7 @@
 -- purpose: each expected value of a column, as the answer's type, with the answer. In mode decide, a row whose status is
 --          error has the answers of its other questions
 -- grain:   one row per expected row
--- inputs:  batchloom_expected_rows, batchloom_answers, macro confidence_of
+-- inputs:  batchloom_expected_rows, batchloom_answers, macro probability_of_answer
 -- identifiers: {expected}, {answer}, {probability} (batchloom_no_probability if the workload gives none)
 -- parameters: none
 
@@ -15,6 +15,6 @@ select
     decode(encode(expected_rows.{expected}::varchar), 'replace') as given,
     try(cast_to_type(expected_rows.{expected}, answers.{answer})) as expected,
     answers.{answer} as answer,
-    confidence_of(answers.{answer}::varchar, answers.{probability}) as confidence
+    probability_of_answer(answers.{answer}::varchar, answers.{probability}) as confidence
 from batchloom_expected_rows as expected_rows
 left join batchloom_answers as answers on answers.request_key = expected_rows.request_key

@@ -1,4 +1,4 @@
--- purpose: what was written for a run: answers and errors, their tokens, steps
+-- purpose: what was written for a run: answers and errors, their tokens, steps and the end of the last one
 -- grain:   one row
 -- inputs:  the workload's output table, steps
 -- identifiers: {table}
@@ -18,7 +18,8 @@ with answers as (
 step_totals as (
     select
         count(*) as num_steps,
-        coalesce(sum(num_decode_tokens + num_suffix_tokens + num_prefix_tokens), 0)::bigint as num_computed_tokens
+        coalesce(sum(num_decode_tokens + num_suffix_tokens + num_prefix_tokens), 0)::bigint as num_computed_tokens,
+        max(started_at + to_microseconds((duration_ms * 1000)::bigint)) as last_step_at
     from steps
     where run_id = $run_id
 )

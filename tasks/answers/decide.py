@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -29,6 +30,7 @@ _SCORE = re.compile(r"SCORE\s*\(\s*(-?\d{1,9})\s*,\s*(-?\d{1,9})\s*\)", re.IGNOR
 _EXPECTED = "must be BOOLEAN, ENUM('a', 'b', ...) or SCORE(1, 5)"
 
 
+@cache
 def find_labels(type_: str) -> tuple[Literal["boolean", "enum", "score"], tuple[str, ...]]:
     """The kind of a question's type, and the labels that the model chooses from; `ValueError`, whose message follows
     the key ``type``, if the type is not supported."""

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Annotated, Any, ClassVar
 
 import pyarrow as pa
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt
 from pydantic.dataclasses import dataclass
 
 from engine.completion import Completion
@@ -70,6 +70,13 @@ Columns = dict[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
+class ExtractDecoding(Decoding):
+    """How columns are generated: an object may be longer than a text."""
+
+    max_new_tokens: StrictInt = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class ExtractOutput(Output):
     """The table ``[output]`` of extracted columns; an answer with a schema has one JSON column of this name."""
 
@@ -85,7 +92,7 @@ class Extraction(SingleRequest):
 
     asked: Columns = Field(default_factory=dict, alias="columns")
     schema: SchemaText = ""
-    decoding: Decoding = Decoding(max_new_tokens=256)
+    decoding: ExtractDecoding = ExtractDecoding()
     output: ExtractOutput
 
     @property
@@ -113,8 +120,8 @@ class Extraction(SingleRequest):
         return [name for name, column in self.asked.items() if not column.not_null]
 
     @property
-    def insert_statement(self) -> str:
-        return "write/insert_answers" if self.schema else "write/insert_extracted"
+    def is_typed(self) -> bool:  # type: ignore[override]
+        return not self.schema
 
     @property
     def max_answer_tokens(self) -> int:

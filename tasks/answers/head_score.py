@@ -67,7 +67,7 @@ class HeadScore(ScoreKind, PooledKind):
         return self.score_labels.index(self.score_label)
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
-        separator = encode_labels([self.pair])[0][0] if self.pair else None
+        separator = encode_labels([self.pair], "")[0][0] if self.pair else None
         return [{"mode": "classify", "pair_separator": separator}]
 
 

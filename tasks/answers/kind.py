@@ -3,20 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 
 from engine.completion import Completion
 from tasks.answers.toml_value import Output
 
-
-class EncodeLabels(Protocol):
-    """Gives the token ids of labels as they follow the workload's prompt; see `TextCodec.encode_labels`."""
-
-    def __call__(self, labels: Sequence[str], suffix: str = "") -> Sequence[tuple[int, ...]]:
-        """`suffix` is one of `AnswerKind.suffixes`."""
-
+EncodeLabels = Callable[[Sequence[str], str], Sequence[tuple[int, ...]]]
+"""Gives the token ids of labels as they follow the workload's prompt with one of `AnswerKind.suffixes`; see
+`TextCodec.encode_labels`."""
 
 PLAIN_FIELDS = (
     pa.field("answer", pa.string()),
@@ -38,6 +34,7 @@ class AnswerKind:
         is_pooled: answers are computed from the prompt's hidden states; encoders support no other kinds. Prompts are
             plain text unless the file says otherwise.
         score_index: the index in `score_labels` of the label whose probability is the score.
+        is_typed: an answer is a JSON object, whose fields are cast to the types of `columns`.
     """
 
     __slots__ = ()
@@ -48,6 +45,7 @@ class AnswerKind:
     is_pooled: ClassVar[bool] = False
     thinking: ClassVar[str] = ""
     score_index: ClassVar[int] = 0
+    is_typed: ClassVar[bool] = False
 
     output: Output
 
@@ -96,11 +94,6 @@ class AnswerKind:
     def part_fields(self) -> Sequence[pa.Field]:
         """Columns of a part that hold the values of `read`."""
         return PLAIN_FIELDS
-
-    @property
-    def insert_statement(self) -> str:
-        """Name of the statement that writes parts to the output table."""
-        return "write/insert_answers"
 
     @property
     def max_answer_tokens(self) -> int:
@@ -160,7 +153,6 @@ class PlainAnswer(SingleRequest):
     __slots__ = ()
 
     part_fields: ClassVar[Sequence[pa.Field]] = PLAIN_FIELDS
-    insert_statement: ClassVar[str] = "write/insert_answers"
     instructions: ClassVar[str] = ""
 
 

@@ -74,4 +74,4 @@ class LabelScore(ScoreKind, PlainAnswer):
         return self.labels
 
     def ask(self, encode_labels: EncodeLabels, expected_output_tokens: int | None) -> Sequence[Mapping[str, Any]]:
-        return [{"mode": "score", "labels": encode_labels(self.labels)}]
+        return [{"mode": "score", "labels": encode_labels(self.labels, "")}]

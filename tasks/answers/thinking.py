@@ -55,13 +55,8 @@ class _Switched(AnswerKind):
         return {**super().columns, **({THINKING_COLUMN: "VARCHAR"} if self.is_kept else {})}
 
     @property
-    def _is_typed(self) -> bool:
-        """Whether the thoughts are another field of a JSON object that is cast to typed columns."""
-        return self.insert_statement == "write/insert_extracted"
-
-    @property
     def written(self) -> Mapping[str, str]:
-        place = "answer" if self._is_typed else THINKING_COLUMN
+        place = "answer" if self.is_typed else THINKING_COLUMN
         return {**super().written, **({THINKING_COLUMN: place} if self.is_kept else {})}
 
     @property
@@ -95,7 +90,7 @@ class _Switched(AnswerKind):
         if self.is_kept:
             thoughts = decode([int(token) for token in completion.thinking_token_ids]).strip()
             values[THINKING_COLUMN] = thoughts
-            if self._is_typed and "answer" in values:
+            if self.is_typed and "answer" in values:
                 values["answer"] = f'{values["answer"][:-1]}, "{THINKING_COLUMN}": {json.dumps(thoughts)}}}'
         return values
 

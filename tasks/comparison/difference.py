@@ -14,7 +14,7 @@ from tasks.comparison.paired_rows import PairedRow, list_values
 from tasks.database.connection import connect, execute, fetch_rows, set_connection_options
 from tasks.database.messages import explain
 from tasks.evaluation.compared_column import list_gold_columns, match_columns
-from tasks.evaluation.evaluation import FEWEST_ROWS, MOST_REPLICATES, Comparison, Metric
+from tasks.evaluation.evaluation import FEWEST_BOOTSTRAP_ROWS, MOST_REPLICATES, Comparison, Metric
 from tasks.forecast.sampled import SampledForecast
 from tasks.workloads.workload import Workload
 
@@ -99,7 +99,7 @@ def compare_with_gold(
                 comparison.take_answers(None)
                 comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
                 execute(memory, "schema/drop_table", table=table)  # the other workload may write to the same one
-            parameters = {"num_replicates": MOST_REPLICATES, "fewest_rows": FEWEST_ROWS}
+            parameters = {"num_replicates": MOST_REPLICATES, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
             return [Difference(**row) for row in fetch_rows(execute(memory, "compare/differences", parameters))]
         except duckdb.Error as error:
             raise DatabaseError(f"{database}: {explain(error)}") from error

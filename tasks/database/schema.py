@@ -59,7 +59,10 @@ def list_request_columns(connection: duckdb.DuckDBPyConnection, workload: Worklo
     try:
         query = execute(connection, "read/request_columns", {"requests_sql": workload.requests_sql})
     except duckdb.Error as error:
-        raise DatabaseError(f"{database}: in the query of workload {workload.name!r}: {explain(error)}") from error
+        reason = explain(error)
+        if "/" not in workload.source and reason.startswith("no table or view"):  # it came with batchloom
+            reason += "; name your own workload with --workload: the default ones read the tables of docs/tables.md"
+        raise DatabaseError(f"{database}: in the query of workload {workload.name!r}: {reason}") from error
     return {column[0]: str(column[1]) for column in query.description or ()}
 
 

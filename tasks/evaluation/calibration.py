@@ -70,7 +70,9 @@ class Calibration:
 
 
 @task(name="calibrate", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def calibrate_answers(database: str | Path, workload: Workload, gold: str, method: Method) -> list[Calibration]:
+def calibrate_answers(
+    database: str | Path, workload: Workload, gold: str, method: Method, *, lock_timeout_seconds: float = 30.0
+) -> list[Calibration]:
     """Fit a map for each probability that gold covers and each model that gave newest answers, and keep the maps with
     the digests of workload and model. A probability that cannot be calibrated is a warning, if others can.
 
@@ -80,6 +82,7 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
     Args:
         gold: table or view; see `tasks.evaluation.evaluation.evaluate_answers`.
         method: "platt" is a logistic curve over logits, "isotonic" a piecewise linear, rising function.
+        lock_timeout_seconds: to wait while another process has the database open.
     Raises:
         DatabaseError: a key has the name of a column of the views, or gold cannot be used for any probability.
         ConfigError: scikit-learn is not installed.
@@ -89,7 +92,7 @@ def calibrate_answers(database: str | Path, workload: Workload, gold: str, metho
             f"workload {workload.name!r} has a key {taken[0]!r}, which is also a column of the views of calibrated"
             " probabilities: give the key another name"
         )
-    with connect(database) as connection, transaction(connection):
+    with connect(database, lock_timeout_seconds=lock_timeout_seconds) as connection, transaction(connection):
         comparison = Comparison(connection, workload, "")
         comparison.take_answers(None)
         columns = [column for column in comparison.read_gold(gold) if _probability_of(column)]
@@ -166,7 +169,7 @@ def _fit(probabilities: Values, is_right: Values, method: str) -> Calibration:
         from sklearn.isotonic import IsotonicRegression
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
-        raise ConfigError("calibrate needs scikit-learn: pip install '.[evaluate]'") from error
+        raise ConfigError("calibrate needs scikit-learn: pip install '.[evaluate]' in batchloom's checkout") from error
     make = partial(Calibration, method=method, num_rows=len(probabilities))
     if method == "isotonic":
         curve = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(probabilities, is_right)

@@ -27,10 +27,10 @@ VIEW_COLUMNS = {
 }
 """Columns by which the views of `CREATED` are told from a user's own views of these names."""
 
-MACROS = ("confidence_of", "wilson_low", "wilson_high", "weight_of", "bootstrap_quantile")
+MACROS = ("probability_of_answer", "wilson_low", "wilson_high", "weight_of", "bootstrap_quantile")
 
 MOST_REPLICATES, FEWEST_REPLICATES = 1000, 100
-FEWEST_ROWS = 6
+FEWEST_BOOTSTRAP_ROWS = 6
 """Fewest rows of a bootstrap: of five rows that all say the same, the test of signs cannot say anything with 95%."""
 
 MOST_DRAWS = 5_000_000
@@ -107,6 +107,7 @@ def evaluate_answers(
     run_id: str | None = None,
     against: str | None = None,
     k: int = 10,
+    lock_timeout_seconds: float = 30.0,
 ) -> Evaluation:
     """Compare the answers of a workload, and keep all comparisons and metrics in the database, in one transaction.
 
@@ -115,6 +116,7 @@ def evaluate_answers(
         run_id: of the answers; None for the newest answer of each row that the workload's query still returns.
         against: another run, with whose answers the same rows are compared.
         k: ranks that count for nDCG.
+        lock_timeout_seconds: to wait while another process has the database open.
     Raises:
         DatabaseError: no such table, run or answers; or gold has a column, a key or a value that cannot be compared.
     """
@@ -127,7 +129,7 @@ def evaluate_answers(
         answers=run_id or "newest",
         against=against or "",
     )
-    with connect(database) as connection, transaction(connection):
+    with connect(database, lock_timeout_seconds=lock_timeout_seconds) as connection, transaction(connection):
         comparison = Comparison(connection, workload, evaluation.evaluation_id)
         comparison.check_views(VIEW_COLUMNS, str(database))
         comparison.create_tables()
@@ -242,7 +244,7 @@ class Comparison:
         num_rows = self._count("batchloom_expected_rows")
         num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // num_rows))
         for name in ("means", "label_metrics", "calibration_metrics"):
-            parameters = {"num_replicates": num_replicates, "fewest_rows": FEWEST_ROWS}
+            parameters = {"num_replicates": num_replicates, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
             self.execute(f"evaluate/insert_{name}", self._this | parameters)
         return [Metric(**row) for row in fetch_rows(self.execute("evaluate/metrics", self._this))]
 

@@ -196,7 +196,7 @@ class Forecast:
     Attributes:
         label: always "simulated": the model computed none of these numbers.
         num_rows: rows to answer, those with an error included.
-        num_already_done: rows that earlier runs answered; they are not planned.
+        num_already_done: rows that earlier runs have done; they are not planned.
         num_error_rows: of num_rows: rows that cannot be answered.
         num_duplicates: of num_rows: rows whose prompt equals another row's; it is computed once.
         num_prompt_tokens: of all rows without an error.

@@ -15,7 +15,6 @@ from tasks.layouts.kept import Kept, lay_out, read_kept
 from tasks.layouts.parts import Order, Parts, name_order, split_prompt
 from tasks.plan_prefix import write_plan
 from tasks.read import ReadResult, read
-from tasks.runs.run import make_runs_folder
 from tasks.runs.source import Source
 from tasks.storage.artifact import open_parquet
 from tasks.storage.plan_file import read_plan_summary
@@ -30,7 +29,7 @@ MOST_SHOWN = 3
 """Most orders of a workload's rows that a message names."""
 
 
-def read_rows(source: Source, workload: Workload, folder: Path) -> ReadResult:
+def read_in_layout(source: Source, workload: Workload, folder: Path) -> ReadResult:
     """The rows of a workload in its layout. See `tasks.read.read`; `folder` is made here."""
     folder.mkdir(parents=True)
     return read.fn(source, workload, folder)
@@ -54,8 +53,7 @@ def measure_sharing(
     cache = cache or folder / "cache"
     prompts = []
     for number, workload in enumerate(workloads):
-        requests = read_rows(source, workload, folder / str(number)).requests
-        make_runs_folder(cache)
+        requests = read_in_layout(source, workload, folder / str(number)).requests
         prompts.append(tokenize.fn(replace(source, database=cache), requests, workload))
     joint = write_joined(prompts, folder / "joint.parquet")
     plan = write_plan(joint, folder / "plan.parquet", source.method, PARTITION_TOKENS, 1, source.block_size)
@@ -104,7 +102,7 @@ class Side:
             workload, folder: as in its file; for the rows, made here.
         """
         kept = read_kept(source.database, workload)
-        found = read_rows(source, lay_out(workload, kept), folder)
+        found = read_in_layout(source, lay_out(workload, kept), folder)
         parts = split_prompt(workload)
         return cls(workload=workload, parts=parts, kept=kept, can_move=can_move(workload), found=found)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ def join_tokens(database: str, tokens: Sequence[ArtifactRef]) -> ArtifactRef:
 
 
 @task(name="count_shared", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def count_shared(joint: ArtifactRef, first_row_ids: Sequence[int], folder: str) -> list[list[int]]:
+def count_shared(joint: ArtifactRef, first_row_ids: Sequence[int], folder: Path) -> list[list[int]]:
     """Prompt tokens that each two workloads share: those that one prefix tree of both saves over two trees. A symmetric
     matrix with zeros on its diagonal.
 

@@ -55,12 +55,12 @@ def can_lower(config: EngineConfig, num_halvings: int) -> bool:
     return num_halvings < MOST_HALVINGS and lower(config, num_halvings) != lower(config, num_halvings + 1)
 
 
-def note_lowered(run_folder: str | Path, config: EngineConfig) -> None:
+def note_lowered(run_folder: Path, config: EngineConfig) -> None:
     """Note in the run folder the settings that an engine was loaded with. Engines with the same ones share a note,
     whose name begins with the tokens of a step."""
     names = ("kv_memory_bytes", "memory_fraction", "max_num_batched_tokens")
     value = {name: getattr(config, name) for name in names}
-    path = Path(run_folder) / "engines" / f"{'-'.join(map(str, reversed(value.values())))}.json"
+    path = run_folder / "engines" / f"{'-'.join(map(str, reversed(value.values())))}.json"
     if not path.exists():
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with replace_file(path) as file:

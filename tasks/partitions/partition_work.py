@@ -43,7 +43,7 @@ class AttemptLog:
     An attempt is noted before it begins, so it counts even if the process dies. The files are not fsynced: an attempt
     that a power loss erases is only made once more. `upload_file` is called with each changed file."""
 
-    run_folder: str | Path
+    run_folder: Path
     partition: int
     upload_file: Callable[[Path], None] = lambda path: None
 
@@ -73,7 +73,7 @@ class AttemptLog:
 
     @property
     def _starts(self) -> Path:
-        return Path(self.run_folder) / "attempts" / f"starts-{self.partition:05d}"
+        return self.run_folder / "attempts" / f"starts-{self.partition:05d}"
 
     def _write(self, path: Path, mode: Literal["ab", "wb"], content: bytes = b"") -> int:
         """Append to the file or empty it; returns its size. Raises `ArtifactError` if it cannot be written."""
@@ -86,7 +86,7 @@ class AttemptLog:
         return size
 
     def _path(self, piece: Piece) -> Path:
-        return Path(self.run_folder) / "attempts" / f"part-{self.partition:05d}-{piece.first}-{piece.last}"
+        return self.run_folder / "attempts" / f"part-{self.partition:05d}-{piece.first}-{piece.last}"
 
 
 WORKER_VARIABLE = "BATCHLOOM_WORKER"
@@ -115,8 +115,8 @@ class PartitionWork:
         self._num_files = self._num_steps = self.num_failed = 0
         self.answered: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.parts: list[ArtifactRef] = []
-        self.progress = PartitionProgress(Path(job.first.run_folder), partition)
-        folders = [(Path(member.run_folder, "steps"), Path(member.run_folder, "parts")) for member in job.members]
+        self.progress = PartitionProgress(job.first.run_folder, partition)
+        folders = [(member.run_folder / "steps", member.run_folder / "parts") for member in job.members]
         while any((folder / self._name(self._num_files)).exists() for folder in chain(*folders)):
             self._num_files += 1
         names = [self._name(number) for number in range(self._num_files)]
@@ -146,11 +146,11 @@ class PartitionWork:
         records = step_batch(self.partition, steps, self._num_steps, worker, ended_at) if steps else None
         for number, member in enumerate(self.job.members):
             if records is not None:
-                self._write(Path(member.run_folder, "steps", name), records)
+                self._write(member.run_folder / "steps" / name, records)
             own = [each for each, owner in zip(completions, owners, strict=True) if owner == number]
             if own:
                 answers = answer_batch(own, rows, member.workload, codec, member.first_row_id)
-                self._count(self._write(Path(member.run_folder, "parts", name), answers), answers, member)
+                self._count(self._write(member.run_folder / "parts" / name, answers), answers, member)
         self._num_steps += len(steps)
         self._num_files += bool(steps or completions)
 

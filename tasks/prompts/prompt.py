@@ -151,7 +151,7 @@ class RequestForm:
         """The form of a workload. See `AnswerLength.expected_output_tokens`; raises as `build_prompt_format` and
         `TextCodec.encode_labels`. Kinds of answers without labels need no codec."""
 
-        def encode_labels(labels: Sequence[str], suffix: str = "") -> Sequence[tuple[int, ...]]:
+        def encode_labels(labels: Sequence[str], suffix: str) -> Sequence[tuple[int, ...]]:
             assert codec is not None, "labels need a tokenizer"
             form = workload_format(workload.prompt, workload.kind.thinking, codec)
             try:

@@ -143,9 +143,10 @@ class TextCodec:
 def check_tokenizer(folder: Path) -> bool:
     """Load a tokenizer of which there is no copy: it may be damaged, or the model may not know its tokens. Raises as
     `TextCodec.load`; false where it has unknown tokens, or no copy can be kept."""
-    if has_none := any(folder.glob("tokenizer*")) and not _find_copy(folder).is_file():
-        TextCodec.load(folder)
-    return not has_none
+    if not any(folder.glob("tokenizer*")) or (copy := _find_copy(folder)).is_file():
+        return True
+    TextCodec.load(folder)
+    return copy.is_file()
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -24,7 +24,7 @@ def check_thinking(workload: Workload, checkpoint: Path) -> None:
     codec = TextCodec.load(checkpoint)
     try:
         build_thinking_format(workload.prompt, workload.kind.thinking, codec)
-        for settings in workload.kind.ask(lambda labels, suffix="": (), None):
+        for settings in workload.kind.ask(lambda labels, suffix: (), None):
             if "thinking" in settings:
                 make_thinking(codec, settings["thinking"].max_tokens)
     except (ModelError, RequestError) as error:

@@ -17,13 +17,14 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
         (
             "rows answered",
             count(run.num_ok),
-            f"of {count(run.num_rows)}; {count(run.num_already_done)} answered before",
+            f"of {count(run.num_rows)}; {count(run.num_already_done)} done before",
         ),
         ("rows failed", count(run.num_errors), f"{count(run.num_unanswered)} left unanswered"),
     ]
     if not totals.num_steps:
         return figures
-    figures.append(("tokens per second", count(run.tokens_per_second), "prompt and output, of the infer stage"))
+    rate_of = "planned with others" if run.is_shared else "prompt and output, of the infer stage"
+    figures.append(("tokens per second", count(run.tokens_per_second), rate_of))
     if run.num_prompt_tokens:
         saved, best = run.num_cached_tokens / run.num_prompt_tokens, run.best_token_saving_ratio or 0.0
         scope = " for all rows anew" if saved > best + 1e-9 else ""
@@ -66,7 +67,7 @@ def _find_outcome(facts: RunFacts) -> list[str]:
     if not (run.num_rows or run.num_already_done):
         found.append("There was nothing to do: the workload had no rows.")
     elif not run.num_rows:
-        found.append(f"There was nothing new to do: {count(run.num_already_done)} rows had been answered before.")
+        found.append(f"There was nothing new to do: {count(run.num_already_done)} rows had been done before.")
     return found
 
 

@@ -29,27 +29,27 @@ class StopRequest:
     """A request to stop a run: the file ``stop`` in the folder that all workers see, or a deadline, the Unix time at
     which the run stops by itself. Workers check it after each step."""
 
-    run_folder: str | Path
+    run_folder: Path
     deadline: float | None = None
 
     @property
     def is_made(self) -> bool:
-        return self.is_overdue or Path(self.run_folder, "stop").exists()
+        return self.is_overdue or (self.run_folder / "stop").exists()
 
     @property
     def is_overdue(self) -> bool:
         """Whether the deadline has passed, or a worker has found that its next step would not end before it."""
-        return self.deadline is not None and (time.time() >= self.deadline or Path(self.run_folder, "overdue").exists())
+        return self.deadline is not None and (time.time() >= self.deadline or (self.run_folder / "overdue").exists())
 
     def has_time(self, step_seconds: float) -> bool:
         """Whether a step of this length may begin: nobody asked to stop, and it would end before the deadline."""
         if self.deadline is not None and time.time() + step_seconds >= self.deadline:
-            Path(self.run_folder, "overdue").touch(mode=0o600)
+            (self.run_folder / "overdue").touch(mode=0o600)
         return not self.is_made
 
     def make(self) -> None:
         """Ask the workers to stop; finished answers stay."""
-        Path(self.run_folder, "stop").touch(mode=0o600)
+        (self.run_folder / "stop").touch(mode=0o600)
 
     @contextmanager
     def make_on_error(self) -> Iterator[None]:
@@ -100,7 +100,7 @@ class Member:
         expected_output_tokens: of an answer, see `AnswerLength`.
     """
 
-    run_folder: str
+    run_folder: Path
     workload: Workload
     first_row_id: int = 0
     expected_output_tokens: int | None = None
@@ -144,7 +144,7 @@ class InferJob:
     @property
     def title(self) -> str:
         """The name of the run in the log and in front of its progress."""
-        return " + ".join(member.workload.name for member in self.members)
+        return " + ".join(dict.fromkeys(member.workload.name for member in self.members))
 
     @property
     def stop(self) -> StopRequest:

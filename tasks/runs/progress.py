@@ -108,16 +108,14 @@ class PartitionProgress:
             temporary.replace(self._path)
 
 
-def read_counts(run_folder: str | Path) -> Counts:
+def read_counts(run_folder: Path) -> Counts:
     """The sum of the counts of all partitions that have begun."""
-    counts = [json.loads(path.read_text()) for path in Path(run_folder).glob("progress/part-*.json")]
+    counts = [json.loads(path.read_text()) for path in run_folder.glob("progress/part-*.json")]
     return Counts(*map(sum, zip(*counts, strict=True)))
 
 
 @contextmanager
-def watch_progress(
-    run_folder: str | Path, title: str, work: PlannedWork, show: Callable[[int], None]
-) -> Iterator[None]:
+def watch_progress(run_folder: Path, title: str, work: PlannedWork, show: Callable[[int], None]) -> Iterator[None]:
     """Show the progress of a run during the block: a bar if standard error is a terminal, else log lines.
 
     Args:
@@ -128,7 +126,7 @@ def watch_progress(
     has_ended = threading.Event()
 
     def watch() -> None:
-        looks = _look(Path(run_folder), work, has_ended, min(SHOW_SECONDS, LOG_SECONDS))
+        looks = _look(run_folder, work, has_ended, min(SHOW_SECONDS, LOG_SECONDS))
         if console.is_terminal:
             from tasks.runs.progress_bar import draw_bar  # imported only when needed
 

@@ -103,7 +103,7 @@ class Run:
     """
 
     database: str | Path
-    folder: str
+    folder: Path
     record: RunRecord
     artifacts: dict[str, ArtifactRef] = field(default_factory=dict)
     is_written: bool = False
@@ -135,7 +135,7 @@ class Run:
         with writing(folder):
             for path in (folder, folder / "parts", folder / "steps"):
                 path.mkdir(mode=0o700)
-        run = cls(database, str(folder.absolute()), record)
+        run = cls(database, folder.absolute(), record)
         run._save()
         return run
 
@@ -149,7 +149,7 @@ class Run:
             if record.status not in get_args(RunStatus):
                 raise ValueError(f"unknown status {record.status!r}")
             artifacts = TypeAdapter(dict[str, ArtifactRef]).validate_python(value["artifacts"])
-            return cls(database, str(folder.absolute()), record, artifacts, bool(value["is_written"]))
+            return cls(database, folder.absolute(), record, artifacts, bool(value["is_written"]))
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -173,7 +173,7 @@ class Run:
     def end(self, status: RunStatus, error: str = "") -> None:
         """Note how the run ended, before its answers are written."""
         config = dict(self.record.config)
-        if lowered := list(Path(self.folder).glob("engines/*.json")):  # see `note_lowered`
+        if lowered := list(self.folder.glob("engines/*.json")):  # see `note_lowered`
             lowered.sort(key=lambda path: int(path.stem.partition("-")[0]), reverse=True)
             config["engines_with_less_memory"] = [json.loads(path.read_bytes()) for path in lowered]
         self.note(status=status, error=error, config=config)
@@ -184,19 +184,19 @@ class Run:
         self.artifacts = {name: ref for name, ref in self.artifacts.items() if name == "plan"}
         self.is_written = True
         self._save()
-        drop_work(Path(self.folder))
+        drop_work(self.folder)
 
     def list_parts(self) -> list[ArtifactRef]:
         """References of the complete parts, sorted by name; damaged and half-written ones are skipped."""
-        return list_whole(sorted(Path(self.folder).glob("parts/part-*.parquet")))
+        return list_whole(sorted(self.folder.glob("parts/part-*.parquet")))
 
     def list_steps(self) -> list[ArtifactRef]:
         """References of the complete files of step records, sorted by name."""
-        return list_whole(sorted(Path(self.folder).glob("steps/part-*.parquet")))
+        return list_whole(sorted(self.folder.glob("steps/part-*.parquet")))
 
     def _save(self) -> None:
         value = {name: given for name, given in asdict(self).items() if name not in ("database", "folder")}
-        with replace_file(Path(self.folder) / "manifest.json") as file:
+        with replace_file(self.folder / "manifest.json") as file:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode())
 
 

@@ -50,8 +50,8 @@ Upload = Callable[[Path], None]
 class RunExchange:
     """The exchange as the run sees it. The run folder's file ``exchange`` holds the URL, for `use_exchange`."""
 
-    def __init__(self, folder: str | Path, url: str) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder = folder
         self._store = ObjectStore(url)
         self._seen: dict[str, str] = {}
 
@@ -134,7 +134,7 @@ def local_job(partition: int, job: InferJob) -> Iterator[tuple[InferJob, Upload]
     _fetch_partition(store, folder, partition)
     checkpoint = _find_checkpoint(job.model, job.model_digest)
     (member,) = job.members  # a plan of several workloads has no exchange
-    members = (replace(member, run_folder=str(folder)),)
+    members = (replace(member, run_folder=folder),)
     here = replace(job, members=members, plan=replace(job.plan, path=str(plan)), checkpoint=checkpoint)
     with _relaying(store, folder):
         yield here, lambda path: _upload(store, path, folder)

@@ -22,7 +22,7 @@ class RunRecord:
         started_at: ISO 8601 with an offset.
         status: "running" until the answers are written.
         error: why a run failed or was interrupted; empty otherwise.
-        num_already_done: rows that an earlier run had answered.
+        num_already_done: rows that an earlier run had done, rows that failed for good among them.
         seconds: stage (read, tokenize, plan, infer) to wall seconds; the write measures itself.
         token_saving_ratio: of the plan, Eq. 2 of BatchLLM, 0 to 1; None before there is a plan.
         best_token_saving_ratio: the best that any sharing of prefixes could reach.

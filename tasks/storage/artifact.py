@@ -146,8 +146,9 @@ def build_once(
     for path in folder.glob(f"{stem}-*.parquet"):
         for found in list_whole([path]):
             if path.name == _name(stem, found):
-                path.touch()
-                return found
+                with suppress(FileNotFoundError):  # another process has just deleted it
+                    os.utime(path)
+                    return found
         path.unlink(missing_ok=True)
     built = build(folder / f".{stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     path = Path(built.path).rename(folder / _name(stem, built))

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from engine.errors import ArtifactError
 from sql import statement
-from tasks.database.connection import fill_identifiers, set_option
+from tasks.database.connection import fill_identifiers, set_connection_options
 from tasks.database.messages import explain
 from tasks.storage.batches import BATCH_ROWS, read_batches
 from tasks.storage.spill_file import SpillFile
@@ -47,8 +47,7 @@ def sort_on_disk(
         first = (begun.pop() for _ in range(len(begun)))
         arriving = _count_rows(map(rows.narrow, chain(first, batches)), failures)
         try:
-            set_option(connection, "arrow_large_buffer_size", True)
-            set_option(connection, "enable_progress_bar", False)
+            set_connection_options(connection)
             connection.register("arriving", pa.RecordBatchReader.from_batches(schema, arriving))
             sort = fill_identifiers(statement("storage/sort_rows"), by=by)
             ordered = read_batches(connection.sql(sort).to_arrow_reader(BATCH_ROWS))

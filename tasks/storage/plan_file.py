@@ -17,8 +17,8 @@ from engine.planning.plan import COLUMNS, Plan, SharingStats
 from tasks.storage.artifact import ArtifactRef, open_parquet
 from tasks.storage.schemas import NUMBERS, PLAN_SCHEMA
 
-BATCH_ROWS = 4096
-BATCH_TOKENS = 1_000_000
+PLAN_BATCH_ROWS = 4096
+PLAN_BATCH_TOKENS = 1_000_000
 
 _SUMMARY_KEY = b"batchloom.plan_summary"
 
@@ -68,7 +68,7 @@ def read_plan_summary(plan: ArtifactRef) -> PlanSummary:
 
 
 def plan_batches(plan: Plan) -> Iterator[pa.RecordBatch]:
-    """The plan as batches of `PLAN_SCHEMA`; `read_rows` is the inverse."""
+    """The plan as batches of `PLAN_SCHEMA`; `plan_of_rows` is the inverse."""
     skipped = np.where(plan.is_member_start, plan.num_prefix_tokens, plan.num_prompt_tokens)
     skipped[plan.group_starts] = 0
     own = [prompt[start:] for prompt, start in zip(plan.prompts, skipped.tolist(), strict=True)]
@@ -77,7 +77,7 @@ def plan_batches(plan: Plan) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([*arrays, list_tokens(own[start:end])], schema=PLAN_SCHEMA)
 
 
-def read_rows(rows: pa.Table) -> Plan:
+def plan_of_rows(rows: pa.Table) -> Plan:
     """The plan of complete groups in the order of `PLAN_SCHEMA`. Prompts are whole again; equal ones share an array.
     Raises `ArtifactError` if the rows contradict each other; the message names the first such row."""
     plan = Plan(prompts=[], **{name: rows.column(name).to_numpy() for name in COLUMNS})
@@ -122,11 +122,11 @@ def list_tokens(prompts: Sequence[npt.NDArray[np.int32]]) -> pa.ListArray:
 
 
 def _batch_bounds(prompts: Sequence[npt.NDArray[np.int32]]) -> Iterator[tuple[int, int]]:
-    """First row and end of each batch, of at most `BATCH_ROWS` rows and about `BATCH_TOKENS` tokens."""
+    """First row and end of each batch, of at most `PLAN_BATCH_ROWS` rows and about `PLAN_BATCH_TOKENS` tokens."""
     start = num_tokens = 0
     for row, prompt in enumerate(prompts):
         num_tokens += len(prompt)
-        if num_tokens >= BATCH_TOKENS or row + 1 - start == BATCH_ROWS:
+        if num_tokens >= PLAN_BATCH_TOKENS or row + 1 - start == PLAN_BATCH_ROWS:
             yield start, row + 1
             start, num_tokens = row + 1, 0
     if start < len(prompts):
@@ -145,7 +145,7 @@ def read_partition(plan: ArtifactRef, partition: int) -> Plan:
     if not row_groups:
         raise ArtifactError(f"{plan.path} has no partition {partition}")
     with pq.ParquetFile(plan.path, metadata=metadata) as file:
-        return read_rows(file.read_row_groups(row_groups))
+        return plan_of_rows(file.read_row_groups(row_groups))
 
 
 @lru_cache(maxsize=64)
@@ -161,7 +161,7 @@ def _verify(ref: ArtifactRef, size: int, mtime_ns: int) -> tuple[pq.FileMetaData
 def read_all_rows(plan: ArtifactRef) -> Plan:
     """The whole plan in memory; `ArtifactError` where the file is not what its reference says."""
     with open_parquet(plan) as file:
-        return read_rows(file.read())
+        return plan_of_rows(file.read())
 
 
 def read_spread_rows(plan: ArtifactRef, num_rows: int) -> list[Plan]:

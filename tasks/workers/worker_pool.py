@@ -5,11 +5,15 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from engine.child_process import start_child
 from tasks.partitions.partition_work import WORKER_VARIABLE, AttemptLog, PartitionWork
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
+
+if TYPE_CHECKING:
+    from tasks.runs.run_exchange import RunExchange
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -24,6 +28,7 @@ class WorkerPool:
     def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
         self._num_workers = len(environments)
         self._free: SimpleQueue[_Worker] = SimpleQueue()
+        self._exchanges: dict[str, RunExchange] = {}  # by URL; kept, because each takes a change once
         for number, environment in enumerate(environments):
             self._free.put(_Worker({**environment, WORKER_VARIABLE: str(number)}))
 
@@ -47,7 +52,8 @@ class WorkerPool:
                         from tasks.runs.run_exchange import STATE_FOLDERS, RunExchange
 
                         folders = STATE_FOLDERS if is_overdue else ("attempts",)
-                        RunExchange(job.first.run_folder, job.exchange).take(folders)
+                        exchange = RunExchange(job.first.run_folder, job.exchange)
+                        self._exchanges.setdefault(job.exchange, exchange).take(folders)
                     if is_overdue:
                         return PartitionWork(partition, job, lambda path: None).parts
                     LOGGER.warning("partition %d is handed out again: its %s", partition, error)

@@ -16,8 +16,16 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert embed.main(options) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [row["lengths"] for row in rows] == ["mixed", "equal"]
-    assert all(row["ratio"] > 0 and row["share_of_matrix_ceiling"] > 0 for row in rows)
-    assert "float32" in capsys.readouterr().out
+    assert rows[1]["num_tokens"] == 6 * (embed.EQUAL_WORDS + 2)  # with [CLS] and [SEP]
+    printed = capsys.readouterr().out.splitlines()[1:3]
+    for row, line in zip(rows, printed, strict=True):
+        seconds = {name: wall for name, ((wall, _),) in row["runs"].items()}
+        rates = {name: row["num_tokens"] / wall for name, wall in seconds.items()}
+        assert row["tokens_per_second"] == pytest.approx(rates)
+        assert row["ratio"] == pytest.approx(seconds["theirs"] / seconds["ours"])
+        assert 0 < row["share_of_matrix_ceiling"] < 1
+        assert line.split()[:5] == ["float32", row["lengths"], *(f"{rates[name]:,.0f}" for name in ("ours", "theirs")),
+                                    f"{row['ratio']:.2f}"]  # fmt: skip
 
 
 def test_embeddings_that_differ_give_no_figures() -> None:

@@ -16,7 +16,7 @@ from tests.interpreting import INTERPRETING
 
 ROOT = Path(__file__).parents[2]
 
-CHILD = """#!{python}
+CHILD = f"""#!{sys.executable}
 import os, sys, time, types
 from pathlib import Path
 import torch
@@ -34,46 +34,44 @@ def run(stage):
         def part():
             is_first = name not in log.read_text()
             log.write_text(log.read_text() + name)
-            if name == "b" and is_first:
-                {ending}
+            if is_first and name == "b":
+                os.kill(os.getpid(), 11)
+            if is_first and name == "d":
+                lose()
+            if is_first and name == "f":
+                time.sleep(600)
         stage.measure(name, part)
 
 sys.modules["benchmarks.first_light.gate"] = types.SimpleNamespace(run=run)
 sys.exit(main(sys.argv[3:]))
 """
-"""A stage in place of Python's own `-m benchmarks.first_light`; the first time, its part b ends it."""
+"""A stage in place of Python's own `-m benchmarks.first_light`; the first time, its parts b, d and f end it."""
 
 
-@pytest.mark.parametrize(
-    ("ending", "failure"),
-    [
-        ("os.kill(os.getpid(), 11)", "its process ended with -11"),
-        ("lose()", "RuntimeError: CUDA error: unspecified launch failure"),
-        ("time.sleep(600)", "killed after 0.1 minutes"),
-    ],
-)
-def test_a_part_that_ends_its_process_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, failure: str
-) -> None:
-    """The parts after it are measured in the same call; the next one repeats it, after what is new."""
+def test_parts_that_end_their_process_hide_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts after them are measured in the same call; the next one repeats them, after what is new."""
     log, python, out = tmp_path / "log", tmp_path / "python", tmp_path / "out"
     log.touch()
-    python.write_text(CHILD.format(python=sys.executable, ending=ending))
+    python.write_text(CHILD)
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr(program, "PART_MINUTES", {"gate": 0.1})
-    for name, value in (INTERPRETING | {"LOG": str(log), "PARTS": "abc", "PYTHONPATH": str(ROOT)}).items():
+    for name, value in (INTERPRETING | {"LOG": str(log), "PARTS": "abcdefg", "PYTHONPATH": str(ROOT)}).items():
         monkeypatch.setenv(name, value)
     arguments = ["--out", str(out), "--tiny", "--stages", "gate"]
     assert program.main(arguments) == FAILED
-    assert log.read_text() == "abc"
+    assert log.read_text() == "abcdefg"
     found = read_stage(out, "gate")
-    assert found["parts"]["b"]["failure"] == failure
-    assert found["parts"].keys() == {*"abc"}
+    assert found["parts"].keys() == {*"abcdefg"}
+    assert {name: part["failure"] for name, part in found["parts"].items() if "failure" in part} == {
+        "b": "its process ended with -11",
+        "d": "RuntimeError: CUDA error: unspecified launch failure",
+        "f": "killed after 0.1 minutes",
+    }
     assert found["status"] == "failed"
-    monkeypatch.setenv("PARTS", "abcd")
+    monkeypatch.setenv("PARTS", "abcdefgh")
     assert program.main(arguments) == DONE
-    assert log.read_text() == "abcdb"
+    assert log.read_text() == "abcdefghbdf"
     assert read_stage(out, "gate")["status"] == "done"
 
 
@@ -118,7 +116,7 @@ def test_what_a_stage_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.M
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
     arguments = argparse.Namespace(out=tmp_path, tiny=False, commit=None)
-    assert program.run_stage("gate", arguments, 6.0)["exit_code"] == 124
+    assert program.run_stage("gate", arguments, 2.0)["exit_code"] == 124
     pid = int((tmp_path / "pid").read_text())
     status = Path(f"/proc/{pid}/status")
     deadline = time.monotonic() + 30

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.first_light import gate
 from benchmarks.first_light.answers import Answering
-from benchmarks.first_light.gate import MOST_FP8_ERROR
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine import Engine, EngineConfig
 from engine.kernels.triton.layers.fp8 import quantize_weights
@@ -48,17 +48,19 @@ def in_13_bits(sums: np.ndarray) -> np.ndarray:
     return np.ldexp(np.trunc(significand * 2**13) / 2**13, exponent)
 
 
-def test_sums_of_few_bits_pass_and_a_product_without_scales_does_not() -> None:
+def test_sums_of_few_bits_pass_and_a_product_without_scales_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """An accumulator of a bit less than those of Hopper's matrix units, at the depth of an 8B model's products."""
     torch.manual_seed(0)
     rows, weights = (quantize_weights(torch.randn(size, 14336), torch.float8_e4m3fn) for size in (16, 64))
     left, right = rows.values.double().numpy(), weights.values.double().numpy()
-    scales = (rows.scales * weights.scales.t()).numpy()
-    exact, found = left @ right.T, np.zeros((16, 64))
+    found = np.zeros((16, 64))
     for first in range(0, 14336, 32):
         part = slice(first, first + 32)
         found = in_13_bits(found + left[:, part] @ right[:, part].T)
-    bound = MOST_FP8_ERROR * np.abs(exact * scales).max()
-    assert 0.4 * bound < np.abs((found - exact) * scales).max() < bound
-    one_scale = rows.scales.mean().item() * weights.scales.mean().item()
-    assert np.abs(exact * (scales - one_scale)).max() > bound
+    of_few_bits = torch.from_numpy(found) * rows.scales * weights.scales.t()
+    monkeypatch.setattr(gate, "scaled_linear", lambda *_: of_few_bits)
+    assert gate._fp8_error(rows, weights) > 0.4 * gate.MOST_FP8_ERROR
+    of_one_scale = torch.from_numpy(left @ right.T) * rows.scales.mean() * weights.scales.mean()
+    monkeypatch.setattr(gate, "scaled_linear", lambda *_: of_one_scale)
+    with pytest.raises(WrongAnswerError, match="16 rows, matrix 64 x 14336: wrong by a share of 0"):
+        gate._fp8_error(rows, weights)

@@ -1,12 +1,16 @@
 """Documentation under test: links lead somewhere, commands exist, SQL runs and gives the columns that are shown."""
 
 import ast
+import contextlib
 import importlib.util
+import io
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from engine.errors import DatabaseError
 from flows.command.commands import COMMANDS
 from flows.command.run_flow import run_flow
 from flows.explain import explain
@@ -24,6 +28,10 @@ from tasks.workloads.workload import load_workload
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+SHOWN_TYPES = {"VARCHAR": "varchar", "INTEGER": "int32", "BIGINT": "int64", "DOUBLE": "double"}
+"""DuckDB's types, as its client for Python shows them."""
 
 
 def read_blocks(page: Path, language: str) -> list[str]:
@@ -51,20 +59,29 @@ def test_the_index_lists_every_page() -> None:
         assert page.name in index, f"docs/README.md does not mention {name_of(page)}"
 
 
+@pytest.fixture(scope="module")
+def options_of() -> dict[str, set[str]]:
+    """By flow, the options of its command in all its forms."""
+    found = {}
+    for flow, *forms in ((nightly, night), (explain,), (compare,), (evaluate,), (calibrate,)):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            for form in (flow, *forms):
+                assert run_flow(form, ["--help-all"]) == 0
+        found[flow.name] = set(re.findall(r"--[a-z-]+", printed.getvalue()))
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_exist(page: Path, options_of: dict[str, set[str]]) -> None:
     text = page.read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for target in re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE):
         assert target in targets, f"{name_of(page)}: make {target}"
     for module in re.findall(r"python -m ([\w.]+)", text):
         assert importlib.util.find_spec(module), f"{name_of(page)}: python -m {module}"
-    for flow, *forms in ((nightly, night), (explain,), (compare,), (evaluate,), (calibrate,)):
-        for form in (flow, *forms):
-            assert run_flow(form, ["--help-all"]) == 0
-        known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-        for options in re.findall(rf"(?:python -m flows\.|batchloom ){flow.name}([^\n`]*)", text):
-            assert set(re.findall(r"--[a-z-]+", options)) <= known, f"{name_of(page)}: {flow.name}{options}"
+    for flow, known in options_of.items():
+        for options in re.findall(rf"(?:python -m flows\.|batchloom ){flow}([^\n`]*)", text):
+            assert set(re.findall(r"--[a-z-]+", options)) <= known, f"{name_of(page)}: {flow}{options}"
     for name in re.findall(r"(?:^    |`|bin/)batchloom (\w+)", text, re.MULTILINE):
         assert name in COMMANDS, f"{name_of(page)}: batchloom {name}"
 
@@ -109,8 +126,18 @@ def test_the_readmes_queries_run_and_give_the_columns_it_shows(tmp_path: Path) -
     build_demo_database(path, read_demo_contents())
     with connect(path, read_only=True) as connection:
         for query, output in zip(queries, outputs, strict=True):
-            shown = [cell.strip() for cell in output.splitlines()[1].strip("│").split("│")]
-            assert connection.sql(query).columns == shown, query
+            names, types = ([cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines()[1:3])
+            found = connection.sql(query)
+            assert found.columns == names, query
+            assert [SHOWN_TYPES[str(type_)] for type_ in found.types] == types, query
+
+
+def test_the_readmes_sums_are_those_of_large_nights(tmp_path: Path) -> None:
+    with connect(tmp_path / "demo.duckdb", create=True) as connection:
+        create_schema(connection)
+        connection.execute("insert into runs (run_id, workload) values ('r', 'snippets')")
+        connection.execute("insert into steps (run_id, num_prefix_tokens) select 'r', 1 << 30 from range(4)")
+        assert connection.execute(read_blocks(README, "sql")[-1]).fetchall()[0][:3] == ("snippets", 4, 1 << 32)
 
 
 def test_views_of_tables_that_are_there_serve_as_inputs(tmp_path: Path) -> None:
@@ -131,9 +158,25 @@ def test_the_readmes_workload_is_one(tmp_path: Path) -> None:
     with connect(tmp_path / "mails.duckdb", create=True) as connection:
         connection.execute("create table mails (id integer, subject text, body text)")
         check_requests(connection, workload, "mails.duckdb")
+        hint = "no table or view 'queries'; name your own workload with --workload: the default ones read"
+        with pytest.raises(DatabaseError, match=hint):
+            check_requests(connection, load_workload("snippets"), "mails.duckdb")
         create_schema(connection, workload)
         (query,) = read_blocks(README, "sql latest_triage")
         assert connection.execute(query).fetchall() == []
+
+
+def test_the_parameters_of_the_documented_deployment_are_those_of_the_flow() -> None:
+    (block,) = read_blocks(ROOT / "docs" / "operating.md", "yaml")
+    given = nightly.validate_parameters(yaml.safe_load(block)["parameters"])
+    assert given["workloads"] == ("triage.toml",)
+    assert (given["engine"].kv_memory, given["failures"].max_error_rate) == ("4GiB", 0.1)
+
+
+def test_no_message_installs_batchloom_from_a_package_index() -> None:
+    for folder in ("engine", "flows", "tasks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert "batchloom[" not in path.read_text(encoding="utf-8"), path
 
 
 def test_the_readme_names_every_folder() -> None:

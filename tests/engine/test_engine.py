@@ -1,6 +1,7 @@
 """The engine's promises to its caller: order, seeds, stops, counts, and refusals before any work."""
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import random
@@ -152,6 +153,37 @@ def test_a_model_that_computes_nan_gives_no_answers(tiny_llama: Path) -> None:
         broken.generate([Request(request_id="a", token_ids=[5, 6, 7], max_new_tokens=4)])
     with pytest.raises(FloatingPointError, match="the model computed NaN"):
         broken.score([Request(request_id="a", token_ids=[5, 6, 7], mode="score", labels=labels)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("attention", ["torch", "native"])
+def test_nan_of_a_failed_call_spoils_no_later_answer(tiny_llama: Path, attention: Any, dtype: Any) -> None:
+    """Blocks are used again, and behind a shorter prompt still hold the KV of the failed one."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    settings = dataclasses.replace(SETTINGS, dtype=dtype, attention=attention, block_size=32)
+    requests = [Request(request_id=str(n), token_ids=range(5, 5 + n), max_new_tokens=4) for n in (3, 11, 40)]
+    expected = Engine.load(copy.deepcopy(model), settings).generate(requests)
+    model.get_input_embeddings().weight.data[499] = torch.nan
+    engine = Engine.load(model, settings)
+    failing = Request(request_id="NaN", token_ids=[499] * 200, max_new_tokens=4)
+    with pytest.raises(FloatingPointError):
+        engine.generate([failing])
+    assert [answer.token_ids for answer in engine.generate(requests)] == [answer.token_ids for answer in expected]
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_torch_s_default_dtype_changes_nothing(tiny_llama: Path, dtype: Any, default: torch.dtype) -> None:
+    settings = dataclasses.replace(SETTINGS, dtype=dtype, attention="native", block_size=32)
+    requests = [Request(request_id=str(n), token_ids=[*range(5, 60), n], max_new_tokens=4) for n in range(5)]
+    expected = Engine.load(tiny_llama, settings).generate(requests)
+    try:
+        torch.set_default_dtype(default)
+        found = Engine.load(tiny_llama, settings).generate(requests)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
 
 
 def test_an_answer_ends_at_eos_at_a_stop_string_or_at_its_length(engine: Engine) -> None:

@@ -52,7 +52,14 @@ def combinations(count: int) -> list[Settings]:
     ]
 
 
-SINGLE = [whole_where_packed({name: value}) for name, values in CHOICES.items() for value in values]
+SINGLE = [
+    whole_where_packed({name: value})
+    for name, values in CHOICES.items()
+    for value in values
+    if value != getattr(AMPLE, name) or name == "preemption"
+]
+"""Of the settings that are defaults, one stands for all."""
+
 LARGER_WINDOW = {"batching": "dynamic", "max_num_batched_tokens": 400}
 """Or else a batch is too small to overrun the memory."""
 MIXED = [LARGER_WINDOW, *combinations(20)]

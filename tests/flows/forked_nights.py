@@ -111,7 +111,7 @@ def work(order: dict[str, Any]) -> int:
     if "infer" in order:
         partition, job = order["infer"]
         (member,) = job["members"]
-        member |= {"workload": load_workload(member["workload"]["source"])}
+        member |= {"workload": load_workload(member["workload"]["source"]), "run_folder": Path(member["run_folder"])}
         job |= {"plan": ArtifactRef(**job["plan"]), "members": (Member(**member),)}
         job |= {"engine": EngineConfig(**job["engine"]), "failures": FailurePolicy(**job["failures"])}
         infer.fn(partition, InferJob(**job))

@@ -38,6 +38,7 @@ from flows.command.commands import COMMANDS
 from flows.command.prefect_server import ANSWER_SECONDS
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
+from flows.nights.night import night
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from tasks.runs.infer_job import FailurePolicy
 from tests.flows.distributed.worker_watch import wait_until
@@ -372,7 +373,7 @@ def test_labels_of_all_workloads_are_checked_before_the_first_is_answered(
     assert not list(nights.runs.glob("*-*")), "no run was begun"
 
 
-def test_help_shows_twelve_options_first_and_all_when_asked(
+def test_help_shows_thirteen_options_first_and_all_when_asked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -381,16 +382,32 @@ def test_help_shows_twelve_options_first_and_all_when_asked(
     assert max(part.count("\n") for part in re.split(r"^│ .? +--", shown, flags=re.MULTILINE)[1:]) <= 5, "lines of one"
     first = set(re.findall(r"^│ .? +(--[a-z-]+)", shown, re.MULTILINE)) - {"--help"}
     assert first == {
-        *("--database", "--model", "--workload", "--full", "--publish", "--sample", "--keep"),
+        *("--database", "--model", "--workload", "--full", "--publish", "--sample", "--keep", "--json"),
         *("--device", "--dtype", "--kv-memory", "--max-num-batched-tokens", "--workers"),
     }
     assert run_flow(nightly, ["--help-all"]) == 0
     text = capsys.readouterr().out
+    assert "all the same unless sharing is group or none" in " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
     for model in (EngineSettings, PlanSettings, FailurePolicy, WorkerSettings):
         for name, field in model.__pydantic_fields__.items():
             assert f"--{name.replace('_', '-')}" in text
             for choice in get_args(field.annotation) if get_origin(field.annotation) is Literal else ():
                 assert choice in text
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_summaries_as_json(nights: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_flow(nightly, [*nights.inputs, *OPTIONS, "--workload", "ranking", "--json"]) == 0
+    printed = capfd.readouterr()
+    (found,) = json.loads(printed.out)
+    assert (found["workload"], found["status"], found["num_ok"], found["num_errors"]) == ("ranking", "completed", 6, 0)
+    assert "ranking: completed: 6 rows answered" in printed.err
+    file = nights.path.with_name("night.toml")
+    tables = f'[models.tiny]\npath = "{nights.model}"\ndtype = "float32"\n[[workload]]\nfile = "ranking"\n'
+    file.write_text(f'database = "{nights.path}"\n{tables}')
+    assert run_flow(night, [str(file), "--json"]) == 0
+    (again,) = json.loads(capfd.readouterr().out)
+    assert (again["workload"], again["num_rows"], again["num_already_done"]) == ("ranking", 0, 6)
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -658,8 +675,8 @@ def test_a_whole_night_and_one_with_nothing_new(nights: Any, start: Start) -> No
     command = start(own_server=True)
     assert (command.wait(), command.errors) == (0, "")
     assert command.output.splitlines() == [
-        "snippets: nothing new to do; 12 rows were answered before",
-        "ranking: nothing new to do; 6 rows were answered before",
+        "snippets: nothing new to do; 12 rows were done before",
+        "ranking: nothing new to do; 6 rows were done before",
     ]
     assert _children_cpu_seconds() - cpu_seconds < 20, "other programs on the machine do not count"
 

@@ -368,7 +368,7 @@ def test_a_page_says_everything_once(nights: Any) -> None:
     show_forecast(forecast, console)
     page = console.file.getvalue()
     for expected in (
-        "12 (0 answered before)", "0 duplicates, 0 with an error", "share degree", "exact, with shared runs on paths",
+        "12 (0 done before)", "0 duplicates, 0 with an error", "share degree", "exact, with shared runs on paths",
         "the best any could reach", "title, body, query_text", "bound by", "KV memory", "48 tokens, the most",
     ):  # fmt: skip
         assert expected in page, expected

@@ -57,7 +57,7 @@ class Forker:
     def start(self, **order: Any) -> int:
         """Begin; returns the child's process id. `wait` must follow."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"output": str(self.output), **order}) + "\n")
+        self.process.stdin.write(json.dumps({"output": str(self.output), **order}, default=str) + "\n")
         self.process.stdin.flush()
         self.output.unlink(missing_ok=True)
         return self._read()

@@ -102,8 +102,8 @@ def test_a_night_with_nothing_new_says_so(nights: Any, answered: Any) -> None:
     summaries = nights.run()
     assert [(summary.num_rows, summary.num_already_done) for summary in summaries] == [(0, 12), (0, 6)]
     assert [summary.text for summary in summaries] == [
-        "snippets: nothing new to do; 12 rows were answered before",
-        "ranking: nothing new to do; 6 rows were answered before",
+        "snippets: nothing new to do; 12 rows were done before",
+        "ranking: nothing new to do; 6 rows were done before",
     ]
     assert nights.sql("select count(*), max(created_at) from snippets") == before
     assert nights.sql("select workload, status, num_rows from runs order by started_at")[2:] == [

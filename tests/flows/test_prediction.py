@@ -123,7 +123,6 @@ def test_a_night_that_cannot_be_predicted_goes_on(
         ),
         engine=EngineConfig(device="cpu"),
         failures=FailurePolicy(),
-        machines=WorkerSettings(),
         workers=Workers(WorkerSettings()),
     )
     run = Run.begin(night.source, workload, {"full": False})

@@ -1,6 +1,7 @@
 """Runs that do not complete: stopped from outside, killed, damaged, or unable to write to the database."""
 
 import logging
+import shutil
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.recover import recover_runs, stop_run, sweep_runs
+from tasks.report import write_report
 from tasks.runs.infer_job import InferJob, StopRequest
 from tasks.runs.progress import PartitionProgress
 from tasks.runs.run import Run
@@ -304,3 +306,12 @@ def test_answers_are_kept_while_a_partition_is_computed(
     shared = ["compute_ms", "num_cached_tokens"]  # these depend on who is computed together
     assert again.drop_columns(shared) == answers.drop_columns(shared)
     PROCESS_HOST.release()
+
+
+def test_a_report_that_is_made_again_stays(nights: Any) -> None:
+    run = begin_run(nights)
+    recover_runs(nights.path)
+    shutil.rmtree(run.folder)
+    page, _ = write_report(nights.path, run.record.run_id)
+    assert sweep_runs(nights.path) == []
+    assert page.exists()

@@ -86,7 +86,7 @@ def test_the_page_shows_what_the_tables_say(nights: Any, add_bad_rows: Any, open
     )
     run_id, num_ok, num_errors, num_rows, saved, best = run
     tiles = {node.all("dt")[0].text: node.all("dd")[0].text for node in page.all("dl", "tiles")[0].children}
-    assert tiles["rows answered"] == f"{num_ok}of {num_rows}; 0 answered before"
+    assert tiles["rows answered"] == f"{num_ok}of {num_rows}; 0 done before"
     assert tiles["rows failed"].startswith(f"{num_errors}0 left")
     assert tiles["prompt tokens saved"] == f"{saved:.1%}at best {best:.1%}"
     assert run_id in page.all("dl", "facts")[0].text
@@ -411,7 +411,7 @@ def test_a_night_without_work_has_a_page_that_says_so(
     answered("ranking")
     (summary,) = nights.run("ranking")
     page = open_report(summary.run_id)
-    assert "nothing new to do: 6 rows had been answered before" in page.all("main")[0].text
+    assert "nothing new to do: 6 rows had been done before" in page.all("main")[0].text
     assert [figure.attributes["id"] for figure in page.all("figure")] == ["stages", "settings"]
 
 
@@ -444,7 +444,7 @@ def test_the_flow_run_links_the_page_and_holds_the_numbers(nights: Any, answered
         artifacts = {artifact.key: artifact.data for artifact in client.read_artifacts(artifact_filter=wanted)}
     assert set(artifacts) == {"report-ranking", "numbers-ranking"}
     assert f"[Report of {summary.run_id}]({Path(path).as_uri()})" == artifacts["report-ranking"]
-    assert "| rows answered | 6 | of 6; 0 answered before |" in artifacts["numbers-ranking"]
+    assert "| rows answered | 6 | of 6; 0 done before |" in artifacts["numbers-ranking"]
     assert r"\<b\>no\</b\> \[link\]\(http://x\)" in artifacts["numbers-ranking"]
     assert "Share degree" in Path(path).read_text()
 

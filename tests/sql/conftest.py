@@ -1,5 +1,6 @@
 """A real database file and a night's run over it, with answers given by the test instead of a model."""
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -148,18 +149,29 @@ class Night:
         return run
 
 
-@pytest.fixture
-def night(tmp_path: Path) -> Iterator[Night]:
-    """Two documents, two queries, three pairs; nothing answered."""
-    path = tmp_path / "night.duckdb"
+@pytest.fixture(scope="session")
+def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `night` begins with, made once; to be copied."""
+    path = tmp_path_factory.mktemp("night") / "night.duckdb"
     with connect(path, create=True) as connection:
         create_schema(connection)
-    night = Night(path)
-    night.sql("insert into documents values ('d1', 'One', 'body 1'), ('d2', null, 'body 2')")
-    night.sql("insert into queries values ('q1', 'query 1'), ('q2', 'query 2')")
-    night.sql("insert into snippet_requests values ('d2', 'q1'), ('d1', 'q2'), ('d1', 'q1')")
-    yield night
+        connection.execute("insert into documents values ('d1', 'One', 'body 1'), ('d2', null, 'body 2')")
+        connection.execute("insert into queries values ('q1', 'query 1'), ('q2', 'query 2')")
+        connection.execute("insert into snippet_requests values ('d2', 'q1'), ('d1', 'q2'), ('d1', 'q1')")
+    return path
+
+
+@pytest.fixture
+def tidy_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which no temporary file may be left behind."""
+    yield tmp_path
     assert not list(tmp_path.rglob("*.tmp")), "a temporary file was left behind"
+
+
+@pytest.fixture
+def night(new_database: Path, tidy_path: Path) -> Night:
+    """Two documents, two queries, three pairs; nothing answered."""
+    return Night(shutil.copyfile(new_database, tidy_path / "night.duckdb"))
 
 
 @pytest.fixture

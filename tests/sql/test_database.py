@@ -66,14 +66,14 @@ def test_a_long_wait_is_logged_with_who_is_waited_for(
     database: Path, holder: subprocess.Popen[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        pytest.raises(DatabaseError, match=r"; waited 4 s"),
+        pytest.raises(DatabaseError, match=r"; waited 2.5 s"),
         caplog.at_level("WARNING", "batchloom"),
-        connect(database, read_only=True, lock_timeout_seconds=4.0),
+        connect(database, read_only=True, lock_timeout_seconds=2.5),
     ):
         pytest.fail("opened a locked file")
     (line,) = caplog.messages
     assert line.startswith(f"{database} is locked by process {holder.pid} (")
-    assert line.endswith("); waiting up to 4 s")
+    assert line.endswith("); waiting up to 2.5 s")
 
 
 def test_this_process_may_have_it_open_already(database: Path) -> None:

@@ -263,3 +263,11 @@ def test_a_prediction_is_what_the_config_holds(night: Any, make_run: Callable[..
     assert read_facts(night).prediction == {}
     night.sql("update runs set config = ?::json", [json.dumps(CONFIG | {"prediction": {"num_steps": 3}})])
     assert read_facts(night).prediction == {"num_steps": 3}
+
+
+def test_the_documented_query_is_of_the_newest_run_with_rows(night: Any) -> None:
+    night.run()
+    night.run()
+    query = (Path(__file__).parents[2] / "docs" / "report.md").read_text().split("```sql\n")[1].split("```")[0]
+    assert night.sql("select num_rows from runs order by started_at") == [(3,), (0,)]
+    assert night.sql(query) == [("d1", 3, 0.0075)]

@@ -14,6 +14,7 @@ from tasks.comparison.paired_rows import take_same_rows
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.workloads.workload import load_workload
+from tests.sql.conftest import Night
 
 SQL = Path(__file__).parents[2] / "sql"
 PAGE = Path(__file__).parents[2] / "docs" / "workloads.md"
@@ -21,9 +22,9 @@ BLOCKS = dict(re.findall(r"^```\w+ (\S+)\n(.*?)^```", PAGE.read_text(), re.MULTI
 
 
 @pytest.fixture
-def tickets(night: Any, tmp_path: Path) -> Any:
+def tickets(tidy_path: Path) -> Night:
     """A database with only the page's tickets."""
-    tickets = type(night)(tmp_path / "tickets.duckdb")
+    tickets = Night(tidy_path / "tickets.duckdb")
     tickets.sql(BLOCKS["setup"])
     return tickets
 

@@ -6,17 +6,22 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from engine.errors import ArtifactError, DatabaseError
 from tasks.answers.text import Decoding
+from tasks.partitions.part import STEPS_SCHEMA
+from tasks.recover import recover_runs
 from tasks.report_page.findings import find_remarkable
 from tasks.runs.run import Run
 from tasks.storage.artifact import ArtifactRef
 from tasks.write import write_run
+from tests.sql.conftest import write_rows
 from tests.sql.report_facts import read_facts
 
 ANSWERS = "select * exclude (created_at) from snippets order by all"
@@ -124,6 +129,19 @@ def test_an_answer_is_the_newest_where_the_clock_was_set_back(night: Any) -> Non
         ("new / query 2",),
     ]
     assert night.prepare().read.num_selected == 0
+
+
+def test_a_run_that_a_later_night_writes_took_until_its_last_step(night: Any) -> None:
+    """Its process was killed an hour after it had begun, a day ago."""
+    prepared = night.prepare(status="running")
+    run = Run.load(night.path, Path(prepared.read.requests.path).parent)
+    began = datetime.now(UTC) - timedelta(days=1)
+    run.note({"requests": prepared.read.requests, "tokens": prepared.tokens}, started_at=began.isoformat())
+    (steps,) = prepared.steps
+    rows = [row | {"started_at": began + timedelta(hours=1)} for row in pq.read_table(steps.path).to_pylist()]
+    write_rows(Path(steps.path), STEPS_SCHEMA, rows)
+    assert [recovered.record.run_id for recovered in recover_runs(night.path)] == [run.record.run_id]
+    assert night.sql("select status, num_ok, total_seconds from run_summary") == [("interrupted", 3, 3600.0)]
 
 
 def test_unfinished_parts_stay_to_be_done_and_can_be_added(night: Any) -> None:

@@ -2,13 +2,15 @@
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from tasks.recover import prune_cache
 from tasks.runs.run import Run
-from tasks.storage.artifact import build_once, runs_folder, write_parquet
+from tasks.storage.artifact import ArtifactRef, build_once, list_whole, open_parquet, runs_folder, write_parquet
 from tasks.workloads.workload import load_workload
 from tests.sources import make_source
 
@@ -63,3 +65,20 @@ def test_a_file_that_another_process_deletes_meanwhile_is_passed_over(tmp_path: 
     age(folder / "tokens-1.parquet")
     prune_cache(tmp_path / "night.duckdb")
     assert not (folder / "tokens-1.parquet").exists()
+
+
+def test_a_file_that_is_deleted_while_it_is_found_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.record_batch({"row_id": [1, 2]})
+    content = (tmp_path / "night.duckdb", "plan", ["content"], lambda path: write_parquet(path, rows.schema, [rows]))
+    first = build_once(*content)
+
+    def list_and_delete(paths: Iterable[Path]) -> list[ArtifactRef]:
+        refs = list_whole(paths)
+        Path(first.path).unlink()
+        return refs
+
+    monkeypatch.setattr("tasks.storage.artifact.list_whole", list_and_delete)
+    assert build_once(*content) == first
+    open_parquet(first).close()

@@ -51,7 +51,7 @@ class AttentionShape:
         self.structure = ShapeStructure(num_q_heads, num_kv_heads, head_dim, block_size)
         self._shared_unit = shared_unit
         self._tile_tokens = TILE_ROWS * num_kv_heads // num_q_heads
-        self._state = torch.empty(0)
+        self._state = torch.empty(0, dtype=torch.float32)
 
     def kernel(self, name: str) -> Callable[..., None]:
         """The function of this name for the format."""
@@ -75,7 +75,7 @@ class AttentionShape:
         shared = self._shared_items(batch, group, is_short, shared_lens)
         size = batch.num_rows * self.num_q_heads * (self.head_dim + 2) if len(shared) else 0
         if self._state.numel() < size:
-            self._state = torch.empty(size)
+            self._state = torch.empty(size, dtype=torch.float32)
         first_visible = batch.suffix_lens.astype(np.int64) - num_rows + 1
         first_seen = first_visible - batch.cu_seqlens_q[:-1]
         sequence, offset, count = _cut(num_rows, self._tile_tokens)

@@ -5,6 +5,7 @@ over tiles and threads. Attention adds up a row's sum and output chunk of KV by 
 prompt's first token, not at the end of the shared prefix.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 CHUNK_TOKENS = 256
 """KV tokens whose values are applied at once; the same as CHUNK in cpp/attention.h."""
 
-_ROWS_AT_ONCE = 64
+_BYTES_AT_ONCE = 32 << 20
 
 
 class DeterministicBackend(NativeBackend):
@@ -49,9 +50,10 @@ class DeterministicBackend(NativeBackend):
     def label_columns(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `columns_in_float64`; each sum along the depth is computed in one order."""
         wide, columns = hidden.double().numpy(), weight.double().numpy()
+        num_rows = max(1, _BYTES_AT_ONCE // max(1, columns.nbytes))
         parts = [
-            np.add.reduce(wide[first : first + _ROWS_AT_ONCE, None] * columns, axis=-1)
-            for first in range(0, len(wide), _ROWS_AT_ONCE)
+            np.add.reduce(wide[first : first + num_rows, None] * columns, axis=-1)
+            for first in range(0, len(wide), num_rows)
         ]
         found = torch.from_numpy(np.concatenate([np.empty((0, len(columns))), *parts]))
         return found if bias is None else found + bias.double()
@@ -66,7 +68,8 @@ def _without_windows(weights: Iterable[LayerWeights]) -> Iterator[LayerWeights]:
 
 def share_whole_chunks(batch: AttentionBatch) -> AttentionBatch:
     """The same attention with each prefix of whole blocks cut to whole chunks; the rest goes in front of suffixes."""
-    whole_lens = batch.prefix_lens // CHUNK_TOKENS * CHUNK_TOKENS
+    unit = math.lcm(CHUNK_TOKENS, batch.block_size)  # so that the rest begins with a block
+    whole_lens = batch.prefix_lens // unit * unit
     if np.array_equal(whole_lens, batch.prefix_lens):
         return batch
     assert not (batch.prefix_lens % batch.block_size).any(), "a prefix ends within a block"

@@ -88,7 +88,7 @@ class Int8OutputLayer:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows, scales = self._quantize(hidden)
-        out = torch.empty(len(hidden), len(self._packed.scales))
+        out = torch.empty(len(hidden), len(self._packed.scales), dtype=torch.float32)
         self._library.project_int8(
             *(rows.data_ptr(), scales.data_ptr(), ctypes.byref(self._packed.structure), out.data_ptr()),
             *(*out.shape, hidden.shape[1]),
@@ -129,6 +129,6 @@ class Int8OutputLayer:
         """Rows as unsigned bytes, padded for the kernels, and their scales."""
         num_rows = cdiv(len(hidden), TILE_ROWS) * TILE_ROWS
         rows = torch.empty(num_rows, cdiv(hidden.shape[1], ALIGNED_DEPTH) * ALIGNED_DEPTH, dtype=torch.uint8)
-        scales, hidden = torch.empty(num_rows), hidden.contiguous()
+        scales, hidden = torch.empty(num_rows, dtype=torch.float32), hidden.contiguous()
         self._library.quantize_int8(hidden.data_ptr(), rows.data_ptr(), scales.data_ptr(), *hidden.shape)
         return rows, scales

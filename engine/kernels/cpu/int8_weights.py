@@ -79,7 +79,7 @@ class PackedInt8:
             scales.append(scale)
         num_padded = sum(map(len, scales))
         if bias is not None or num_padded > self.num_columns:
-            padded = torch.full((num_padded,), -torch.inf)
+            padded = torch.full((num_padded,), -torch.inf, dtype=torch.float32)
             padded[: self.num_columns] = 0 if bias is None else bias
             bias = padded
         self.panels, self.offsets, self.scales = torch.cat(panels), torch.cat(offsets), torch.cat(scales)
@@ -120,7 +120,8 @@ class LayerPacker:
         x = self._states
         if x is None:
             generator = torch.Generator().manual_seed(0)
-            x = torch.randn(_NUM_STATES, len(layer.attention_norm), generator=generator).double() * 0.1
+            shape = _NUM_STATES, len(layer.attention_norm)
+            x = torch.randn(shape, generator=generator, dtype=torch.float32).double() * 0.1
 
         def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
             return torch.nn.functional.linear(rows, weight.double(), None if bias is None else bias.double())
@@ -190,7 +191,7 @@ def spread(library: ctypes.CDLL, x: torch.Tensor, group: int | None = None) -> t
     Args:
         group: how many neighbours are mixed; None: `spread_group` of n.
     """
-    spread = torch.empty(x.shape).copy_(x)
+    spread = torch.empty(x.shape, dtype=torch.float32).copy_(x)
     library.spread_columns_int8(spread.data_ptr(), len(x), x[0].numel(), group or spread_group(len(x)))
     return spread
 
@@ -207,7 +208,7 @@ def error_feedback(library: ctypes.CDLL, energy: torch.Tensor, group: int) -> to
     energy = (
         energy.view(-1, group // size, size).mean(dim=1, keepdim=True).expand(-1, group // size, -1).reshape(-1, size)
     )
-    hadamard = spread(library, torch.eye(size)).double()
+    hadamard = spread(library, torch.eye(size, dtype=torch.float32)).double()
     lower = torch.linalg.cholesky(hadamard @ (hadamard / energy.unsqueeze(1)).mT)
     factors = -torch.tril(lower / lower.diagonal(dim1=1, dim2=2).unsqueeze(1), diagonal=-1)
     # Rounded so that the weights do not depend on the summation order of the decomposition.

@@ -168,7 +168,7 @@ class PackedLayers:
                 layer.table = table
         shared = [*map(address, (*angles, *torch.split(self._scratch[: sum(sizes)], sizes)))]
         steps = [LayerStep(each, *shared) for each in works]
-        num_output_rows = 0 if output_rows is None else len(output_rows)
+        num_output_rows = -1 if output_rows is None else len(output_rows)
         self._compute(
             *(self._weights, len(self._layers), self._operations, len(self._operations)),
             *((LayerStep * len(steps))(*steps), hidden.data_ptr(), *map(_addresses, caches)),

@@ -34,7 +34,8 @@ class NativeOperations(AttentionShape):
     ) -> None:
         """See `AttentionBackend.write_kv`."""
         qkv = torch.cat([key.new_zeros(len(key), self.num_q_heads, self.head_dim), key, value], dim=1).flatten(1)
-        cos, sin = torch.ones(len(key), self.head_dim), torch.zeros(len(key), self.head_dim)
+        cos = torch.ones(len(key), self.head_dim, dtype=torch.float32)
+        sin = torch.zeros_like(cos)
         self.rotate_and_write_kv(qkv, cos, sin, k_cache, v_cache, work)
 
     def rotate_and_write_kv(

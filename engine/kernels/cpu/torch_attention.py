@@ -140,7 +140,7 @@ class CpuAttention(AttentionBackend):
         if work.prefixes:
             first, last = work.prefixes[0].rows.start, work.prefixes[-1].rows.stop
             shared = torch.empty((by_head[0], last - first, *by_head[2:]), dtype=query.dtype)
-            shared_lse = torch.full(shared.shape[:3], -torch.inf)
+            shared_lse = torch.full(shared.shape[:3], -torch.inf, dtype=torch.float32)
             if sum(part.rows.stop - part.rows.start for part in work.prefixes) < last - first:
                 shared.zero_()
             for part in work.prefixes:

@@ -102,7 +102,7 @@ class UnpackedLayer:
         assert experts is not None, "layers without experts are not routed"
         shape = len(s.normed), experts.num_shared
         s.experts = torch.arange(experts.num_experts, experts.num_experts + experts.num_shared).expand(shape)
-        s.weights = torch.ones(shape)
+        s.weights = torch.ones(shape, dtype=torch.float32)
         if not experts.num_experts:
             return
         logits = linear(s.normed.float(), experts.router.float())

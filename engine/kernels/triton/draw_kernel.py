@@ -171,7 +171,7 @@ def draw_tokens(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
     num_rows, vocab_size = logits.shape
     num_blocks = triton.cdiv(vocab_size, BLOCK)
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    scratch = torch.empty(num_rows, (1 + num_blocks) * BLOCK, device=logits.device)
+    scratch = torch.empty(num_rows, (1 + num_blocks) * BLOCK, dtype=torch.float32, device=logits.device)
     logits, settings = logits.contiguous(), settings.contiguous()
     _draw_kernel[(num_rows,)](
         logits, settings, scratch, out, vocab_size, logits.stride(0), scratch.stride(0),

@@ -28,7 +28,7 @@ class RotatedLayers(ReplacedLayers):
 
     def angles(self, hidden_states: torch.Tensor, others: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (len(self._rotations), hidden_states.shape[1], self._head_dim)
-        cos, sin = torch.ones(shape), torch.zeros(shape)
+        cos, sin = torch.ones(shape, dtype=torch.float32), torch.zeros(shape, dtype=torch.float32)
         for index, kind in enumerate(self._rotations):
             if kind is not None:
                 angles = angles_of(self._rotary, kind, hidden_states, others["position_ids"])

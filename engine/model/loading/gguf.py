@@ -115,7 +115,7 @@ def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) ->
         os.replace(scratch, target)
     except ImportError as error:
         raise ModelError(
-            f"model {str(file)!r}: reading GGUF files needs `pip install '.[gguf]'`: {error}"
+            f"model {str(file)!r}: reading GGUF files needs `pip install '.[gguf]'` in batchloom's checkout: {error}"
         ) from error
     except OSError as error:
         if not (target / "config.json").is_file():  # else another process converted it meanwhile

@@ -41,7 +41,6 @@ select
     max(num_kv_blocks_used) as peak_kv_blocks,
     max(num_kv_blocks_total) as num_kv_blocks_total,
     coalesce(max(num_swapped_kv_blocks), 0) as peak_swapped_kv_blocks,
-    max(num_running_requests) as peak_running_requests,
     coalesce(sum(num_preempted_requests), 0)::bigint as num_preempted_requests,
     count(*) filter (where num_preempted_requests > 0) as num_preempting_steps
 from report_timeline

@@ -83,6 +83,20 @@ def test_rows_attend_to_their_prefix_and_their_own_past(
     assert (found[0].double() - expected).abs().max() < 2**-7 * expected.abs().max()
 
 
+def test_a_head_of_zeros_attends_to_what_its_row_sees_alone(folders: dict[str, Path]) -> None:
+    """As to the mean of these tokens' values: not to padding, nor to the tokens of later rows."""
+    layout = Layout(NATIVE_BATCHES["everything"], list(range(NUM_BLOCKS)), BLOCK_SIZE)
+    heads, head_dim = (6, 2), 64
+    keys, values = (torch.randn(NUM_BLOCKS, BLOCK_SIZE, heads[1], head_dim).bfloat16() for _ in range(2))
+    qkv = torch.zeros(layout.batch.num_rows, (heads[0] + 2 * heads[1]) * head_dim).bfloat16()
+    keys, values = (rounded(kv.float(), torch.bfloat16) for kv in (keys, values))
+    expected = layout.expected(torch.zeros(len(qkv), heads[0], head_dim), keys, values, 0.2)
+    for folder in folders.values():
+        used = layout.used_slots()
+        found = attend(backend_of(folder, heads, head_dim), layout, used, keys.bfloat16(), values.bfloat16(), qkv)
+        assert (found.double() - expected).abs().max() < 2**-7 * expected.abs().max()
+
+
 @pytest.mark.parametrize("num_own", [1, 40, 130])
 @pytest.mark.parametrize("num_prefix", [1, 33, CHUNK_TOKENS - 1, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 50])
 def test_an_answer_is_the_same_wherever_the_prefix_ends(

@@ -1,5 +1,6 @@
 """The C++ kernels compile for processors that this machine is not; what they compute is tested by unit."""
 
+import os
 import platform
 import subprocess
 
@@ -15,6 +16,7 @@ def test_the_kernels_compile(processor: str, source: str) -> None:
     compiler = native_build.find_compiler()
     assert compiler is not None
     file = native_build._SOURCES / f"{source}.cpp"
-    flags = ["-fsyntax-only", f"-march={processor}", "-fopenmp", "-std=c++17"]
+    # An instruction that the processor lacks is an error only when code is generated.
+    flags = ["-O0", "-c", "-o", os.devnull, f"-march={processor}", "-fopenmp", "-std=c++17"]
     done = subprocess.run([compiler, *flags, str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:2000]

@@ -20,7 +20,7 @@ from engine.kernels.scoring import Scoring
 from engine.kernels.triton.cost_model import SHARE_MARGIN, SharePolicy, StepSizes, choose
 from engine.kernels.triton.tuned import load_tuned
 from engine.kernels.triton.work_list import RowField, TileField, WorkList, build_work_list
-from tests.engine.kernels.twins import fused_attention_ref, merge_ref, relay_attention_ref
+from tests.engine.kernels.twins import fused_attention_ref
 
 MEMBERS = st.integers(1, 60).flatmap(lambda own: st.tuples(st.just(own), st.integers(1, own)))
 GROUPS = st.lists(
@@ -69,7 +69,6 @@ def test_every_cut_gives_the_same_attention(
     expected = paged_attention_ref(query, *caches, batch, Scoring(**options))
     work_list = plan(batch, policy=policy, group_size=group_size, architecture=architecture)
     torch.testing.assert_close(fused_attention_ref(query, *caches, work_list, **options), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(relay_attention_ref(query, *caches, batch, **options), expected, rtol=0, atol=1e-12)
 
 
 @settings(max_examples=100, deadline=None)
@@ -102,13 +101,6 @@ def test_reference_equals_torch() -> None:
     torch.testing.assert_close(
         paged_attention_ref(query, *caches, batch, Scoring(scale=0.5)), expected, rtol=0, atol=1e-12
     )
-
-
-def test_merge_takes_parts_that_saw_nothing() -> None:
-    outs = torch.tensor([[[1.0, 2.0]], [[5.0, 6.0]], [[0.0, 0.0]]], dtype=torch.float64)
-    lses = torch.tensor([[3.0], [1.0], [-torch.inf]], dtype=torch.float64)
-    torch.testing.assert_close(merge_ref(outs, lses), torch.tensor([[1.8, 2.8]], dtype=torch.float64))
-    assert (merge_ref(torch.zeros(2, 1, 2), torch.full((2, 1), -torch.inf)) == 0).all()
 
 
 def test_a_prefix_read_once_for_its_members() -> None:

@@ -1,44 +1,13 @@
-"""Torch twins of the Triton launches: relay attention, the fused launch tile by tile, the merge, the KV write, and
-what a layer computes between its products."""
+"""Torch twins of the Triton launches: the fused launch tile by tile, the merge, the KV write, and what a layer computes
+between its products."""
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.reference import LOG2_E, attend_ref, block_tokens, own_tokens, prefix_tokens, sequence_rows
+from engine.kernels.reference import LOG2_E, attend_ref, block_tokens
 from engine.kernels.triton.tile_jobs import SLOT_BITS
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
-
-
-def relay_attention_ref(
-    query: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    batch: AttentionBatch,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-) -> torch.Tensor:
-    """RelayAttention Algorithm 1: shared part, own part, and their merge."""
-    shared, own = torch.zeros_like(query), torch.empty_like(query)
-    shared_lse = query.new_full(query.shape[:2], -torch.inf)
-    own_lse = torch.empty_like(shared_lse)
-    for group in range(batch.num_groups):
-        prefix_len = int(batch.prefix_lens[group])
-        for sequence in range(*batch.group_starts[group : group + 2]):
-            rows, positions = sequence_rows(batch, group, sequence, query.device)
-            if prefix_len:
-                shared[rows], shared_lse[rows] = attend_ref(
-                    query[rows], prefix_tokens(k_cache, batch, group), prefix_tokens(v_cache, batch, group),
-                    positions, first_position=0, scale=scale, softcap=softcap, window=window,
-                )  # fmt: skip
-            own[rows], own_lse[rows] = attend_ref(
-                query[rows], own_tokens(k_cache, batch, sequence), own_tokens(v_cache, batch, sequence),
-                positions, first_position=prefix_len, scale=scale, softcap=softcap, window=window,
-            )  # fmt: skip
-    return merge_ref(torch.stack([shared, own]), torch.stack([shared_lse, own_lse]))
 
 
 def fused_attention_ref(

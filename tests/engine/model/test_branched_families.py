@@ -1,5 +1,7 @@
 """Families beside Llama's in batchloom's own layers, against transformers in float32."""
 
+import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,15 +26,25 @@ PROMPTS = [*([*SHARED, 20 + number, 30 + number] for number in range(3)), [4] * 
 LABELS = tuple((token,) for token in range(VOCAB_SIZE))
 
 
+@cache
+def _made(name: str) -> transformers.PreTrainedModel:
+    return make_tiny_model(shrink(CONFIGS[name]))
+
+
+def built(name: str) -> transformers.PreTrainedModel:
+    """A model of its own, which an engine may take apart."""
+    return copy.deepcopy(_made(name))
+
+
 def test_every_layout_is_tested() -> None:
-    assert {make_config(name).model_type for name in NAMES} == set(LAYOUTS)
+    assert {CONFIGS[name].model_type for name in NAMES} == set(LAYOUTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_layers_are_as_near_as_rounding_allows(name: str) -> None:
     """With shared prefixes and in chunks; transformers' own bfloat16 sets the bound."""
-    model = make_tiny_model(shrink(make_config(name))).bfloat16()
-    wide = make_tiny_model(model.config).bfloat16().float()
+    model = built(name).bfloat16()
+    wide = built(name).bfloat16().float()
     expected = [_logprobs(wide, prompt) for prompt in PROMPTS]
     stock = max(
         float((_logprobs(model, prompt) - logprobs).abs().max())
@@ -47,7 +59,7 @@ def test_layers_in_float32_are_transformers(name: str, is_packed: bool, monkeypa
     """Packed, and with torch's products, as where sizes are no multiples of 32."""
     if not is_packed:
         monkeypatch.setattr(NativeBackend, "pack", lambda *weights: None)
-    model = make_tiny_model(shrink(make_config(name)))
+    model = built(name)
     expected = [_logprobs(model, prompt) for prompt in PROMPTS]
     largest = max(float(logprobs.abs().max()) for logprobs in expected)
     assert _largest_error(model, expected, is_packed) < 1e-6 * largest
@@ -78,8 +90,8 @@ def _logprobs(model: transformers.PreTrainedModel, token_ids: list[int]) -> torc
     return logits.double().log_softmax(-1)
 
 
-def operations(name: str, **changes: Any) -> tuple[str, ...]:
-    model = make_tiny_model(shrink(make_config(name)))
+def operations(name: str) -> tuple[str, ...]:
+    model = built(name)
     family = find_family(model, CPU, torch.float32)
     assert family is not None
     return family.read_weights(model.get_decoder().layers[0], 0).operations
@@ -121,7 +133,7 @@ def test_what_is_not_covered_stays_with_transformers(class_name: str, changes: d
 
 
 def test_no_other_device_or_format_is_covered() -> None:
-    model = make_tiny_model(shrink(make_config("smollm3")))
+    model = built("smollm3")
     assert find_family(model, torch.device("cuda"), torch.bfloat16) is None
     assert find_family(model, CPU, torch.int8) is None
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from engine import Engine, EngineConfig
+from engine import Engine, EngineConfig, Request
 from engine.errors import ConfigError, ModelError
 from engine.kernels.cpu.deterministic import DeterministicBackend
 from engine.kernels.output_layer import columns_in_float64
@@ -115,6 +115,14 @@ def test_a_column_of_labels_is_the_same_with_any_others() -> None:
         ]
         assert torch.equal(torch.cat(alone, dim=1), found[row : row + 1])
     assert backend.label_columns(hidden[:0], weight, None).shape == (0, 7)
+
+
+def test_blocks_that_are_no_part_of_a_chunk_of_attention(tiny_llama: Path) -> None:
+    """A prefix of 288 tokens fills three blocks of 96; a chunk of 256 ends within one."""
+    prompts = [[*SHARED[:288], 7, 7 + number] for number in range(4)]
+    requests = [Request(request_id=str(n), token_ids=prompt, max_new_tokens=6) for n, prompt in enumerate(prompts)]
+    found = [load(tiny_llama, block_size=size).generate(requests) for size in (32, 96)]
+    assert [answer.token_ids for answer in found[0]] == [answer.token_ids for answer in found[1]]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from engine.limits import check_weights
 from engine.model.proof.tiny_model import make_tiny_model, shrink
 from engine.model.quantized.quantized_model import QuantizedModel
 from tests.engine.model.families import make_config
-from tests.engine.model.quantized_files import write_shaped
 
 PROMPTS = [[(7 * i) % 490 + 3 for i in range(60)], [4] * 40, [9]]
 
@@ -106,6 +106,20 @@ def write(checkpoint: Path, folder: Path, method: str) -> tuple[Path, Path]:
     return found, plain
 
 
+@pytest.fixture(scope="module")
+def written(
+    shaped: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], tuple[Path, Path]]:
+    """Gives the two checkpoints of a method and a family, made once; not to be changed."""
+    return cache(lambda method, family: write(shaped(family), tmp_path_factory.mktemp("written"), method))
+
+
+@pytest.fixture
+def copied(written: Callable[[str, str], tuple[Path, Path]], tmp_path: Path) -> Callable[[str], Path]:
+    """Gives a copy of a method's quantized Llama, which may be changed."""
+    return lambda method: Path(shutil.copytree(written(method, "llama")[0], tmp_path / "quantized"))
+
+
 def configure(folder: Path, quantization: dict[str, Any] | str) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
@@ -131,11 +145,10 @@ def answers_of(engine: Engine) -> list[object]:
 
 @pytest.mark.parametrize(("method", "family"), [*((method, "llama") for method in METHODS), ("int4", "qwen2")])
 def test_answers_are_those_of_what_the_codes_stand_for(
-    method: str, family: str, computed: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+    method: str, family: str, computed: str, written: Callable[[str, str], tuple[Path, Path]]
 ) -> None:
     """Equal to the last bit to engines of the unpacked weights."""
-    (tmp_path / "shaped").mkdir()
-    found, plain = write(write_shaped(tiny_checkpoint(family), tmp_path / "shaped"), tmp_path, method)
+    found, plain = written(method, family)
     engine = load(found)
     expected = answers_of(load(plain, dtype=computed))
     if computed == "float32":  # torch computes its output layer, which has 500 columns
@@ -145,9 +158,10 @@ def test_answers_are_those_of_what_the_codes_stand_for(
     assert engine._model.weight_bytes < most_bytes * (found / "model.safetensors").stat().st_size
 
 
-def test_a_worker_keeps_weights_quantized_as_its_parent_does(tiny_llama: Path, tmp_path: Path) -> None:
-    (tmp_path / "shaped").mkdir()
-    found, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "awq")
+def test_a_worker_keeps_weights_quantized_as_its_parent_does(
+    written: Callable[[str, str], tuple[Path, Path]],
+) -> None:
+    found, _ = written("awq", "llama")
     expected = answers_of(load(found, deterministic=True))
     assert answers_of(load(found, deterministic=True, disaggregation="processes")) == expected
 
@@ -219,10 +233,9 @@ def test_what_is_not_covered_is_refused_by_name(
     ],
 )
 def test_zero_points_that_cannot_be_read_are_refused_by_name(
-    change: Callable[[torch.Tensor], torch.Tensor] | None, reason: str, tiny_llama: Path, tmp_path: Path
+    change: Callable[[torch.Tensor], torch.Tensor] | None, reason: str, copied: Callable[[str], Path]
 ) -> None:
-    (tmp_path / "shaped").mkdir()
-    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "int4 with zeros in bytes")
+    folder = copied("int4 with zeros in bytes")
     tensors, name = load_file(folder / "model.safetensors"), "model.layers.1.self_attn.q_proj.weight_zero_point"
     zeros = tensors.pop(name)
     if change is not None:
@@ -259,20 +272,18 @@ UP, NORM = "model.layers.0.mlp.up_proj", "model.norm.weight"
     ],
 )
 def test_tensors_that_are_missing_or_of_another_size_are_named(
-    method: str, changes: dict[str, torch.Tensor | None], reason: str, tiny_llama: Path, tmp_path: Path
+    method: str, changes: dict[str, torch.Tensor | None], reason: str, copied: Callable[[str], Path]
 ) -> None:
-    (tmp_path / "shaped").mkdir()
-    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, method)
+    folder = copied(method)
     tensors = load_file(folder / "model.safetensors") | changes
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
     with pytest.raises(ModelError, match=rf"{re.escape(reason)}$"):
         load(folder)
 
 
-def test_a_table_of_groups_without_numbers_is_none(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_table_of_groups_without_numbers_is_none(copied: Callable[[str], Path]) -> None:
     """Some GPTQ files have one of zeros, though their groups lie side by side."""
-    (tmp_path / "shaped").mkdir()
-    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "gptq")
+    folder = copied("gptq")
     expected, tensors = answers_of(load(folder)), load_file(folder / "model.safetensors")
     tensors |= {name: torch.zeros_like(tensor) for name, tensor in tensors.items() if name.endswith("g_idx")}
     save_file(tensors, folder / "model.safetensors")
@@ -284,11 +295,10 @@ def test_a_table_of_groups_without_numbers_is_none(tiny_llama: Path, tmp_path: P
     [("gptq", f"{UP}.bias"), ("awq", "model.layers.1.self_attn.q_norm.weight"), ("int4", f"{UP}.bias")],
 )
 def test_a_bias_or_a_norm_that_would_not_be_read_is_named(
-    method: str, name: str, tiny_llama: Path, tmp_path: Path
+    method: str, name: str, copied: Callable[[str], Path]
 ) -> None:
     """AutoGPTQ wrote biases of zeros for layers without any, which change nothing."""
-    (tmp_path / "shaped").mkdir()
-    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, method)
+    folder = copied(method)
     expected, tensors = answers_of(load(folder)), load_file(folder / "model.safetensors")
     zeros = {f"{UP}.bias": torch.zeros(512).half(), "lm_head.bias": torch.zeros(500).half()}
     save_file(tensors | zeros, folder / "model.safetensors")
@@ -299,9 +309,8 @@ def test_a_bias_or_a_norm_that_would_not_be_read_is_named(
             check()
 
 
-def test_an_output_layer_is_not_made_up(tiny_llama: Path, tmp_path: Path) -> None:
-    (tmp_path / "shaped").mkdir()
-    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "int4")
+def test_an_output_layer_is_not_made_up(copied: Callable[[str], Path]) -> None:
+    folder = copied("int4")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     with pytest.raises(RequestError, match="the checkpoint has no output layer"):
@@ -317,10 +326,9 @@ def test_a_method_that_is_no_object_is_refused(tiny_llama: Path, tmp_path: Path)
             check()
 
 
-def test_weights_by_other_names_in_a_second_file_are_left_out(tiny_llama: Path, tmp_path: Path) -> None:
+def test_weights_by_other_names_in_a_second_file_are_left_out(copied: Callable[[str], Path]) -> None:
     """As in the repositories of Mistral."""
-    (tmp_path / "shaped").mkdir()
-    folder, _ = write(write_shaped(tiny_llama, tmp_path / "shaped"), tmp_path, "int4")
+    folder = copied("int4")
     expected = answers_of(load(folder))
     scales = load_file(folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight_scale"]
     save_file({"layers.0.feed_forward.w3.weight_scale": scales}, folder / "consolidated.safetensors")

@@ -25,7 +25,7 @@ from engine.model.quantized.quantized_model import find_quantized
 from tasks.forecast.hardware import choose_hardware
 from tasks.workers.engine_team import EngineTeam
 from tests.engine.model.families import make_config
-from tests.engine.model.quantized_files import write_quantized, write_shaped
+from tests.engine.model.quantized_files import write_quantized
 
 SHARED = [(7 * i) % 490 + 3 for i in range(70)]
 PROMPTS = [[*SHARED, 20, 30], [*SHARED, 21, 31, 32], [4] * 50, [9]]
@@ -52,12 +52,6 @@ def answers_of(engine: Engine, vocab_size: int = 500) -> list[object]:
         *(answer.token_ids for answer in engine.generate(generated)),
         *(answer.label_logprobs for answer in engine.score(scored)),
     ]
-
-
-@pytest.fixture(scope="module")
-def shaped(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Tiny checkpoints whose sizes the formats cover."""
-    return lambda family: write_shaped(tiny_checkpoint(family), tmp_path_factory.mktemp(family))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 
 from engine import Completion, Engine, EngineConfig, Request
 from engine.conflicts import check_gpus
@@ -17,7 +18,6 @@ from engine.errors import BatchloomError, ConfigError, ModelError
 from engine.execution.step_record import StepRecord
 from engine.kv.kv_cache import KVShape
 from engine.model.loading.checkpoint import resolve_checkpoint
-from engine.model.loading.gguf import unpack_gguf
 from engine.model.shard import Shard
 from engine.model.sharded_model import ShardedModel, divide_config
 from engine.planning.prefix_groups import plan_prefix_groups
@@ -175,12 +175,10 @@ def test_a_rank_reads_its_share_alone(tiny_llama: Path) -> None:
     assert summed == {"o_proj", "down_proj"}, "transformers adds up the same products"
 
 
-def test_a_rank_reads_its_share_of_a_gguf_file(smollm2_gguf: Path) -> None:
+def test_a_rank_reads_its_share_of_a_gguf_file(smollm2_gguf: Path, smollm2_unpacked: Path) -> None:
     made = load_share(smollm2_gguf, 3)
-    whole = transformers.AutoModelForCausalLM.from_pretrained(
-        unpack_gguf(resolve_checkpoint(smollm2_gguf)), dtype=torch.float32
-    )
-    expected = whole.model.layers[1].self_attn.q_proj.weight.chunk(3)[1]
+    with safe_open(smollm2_unpacked / "model.safetensors", "pt") as weights:
+        expected = weights.get_tensor("model.layers.1.self_attn.q_proj.weight").chunk(3)[1]
     assert torch.equal(made.base.layers[1].self_attn.q_proj.weight, expected)
 
 

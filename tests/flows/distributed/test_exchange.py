@@ -12,12 +12,13 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import ArtifactError, ConfigError, ModelError
+from engine.errors import ArtifactError, ConfigError, ModelError, WorkerError
 from engine.model.loading.checkpoint import checkpoint_digest
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
@@ -293,3 +294,17 @@ def test_a_store_that_cannot_be_used_is_named_and_secrets_are_not_repeated(
 def test_a_store_whose_package_is_not_installed_names_it() -> None:
     with pytest.raises(ConfigError, match="Install s3fs to access S3"):
         ObjectStore("s3://bucket/nights")
+
+
+def test_a_worker_that_cannot_start_is_an_error_although_the_store_has_an_attempt(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/objects"
+    job = make_job(tmp_path, load_workload("snippets"), tmp_path, exchange=url)
+    store = ObjectStore(url)
+    store.make_folders(["attempts"])
+    store.put("attempts/starts-00000", b"")  # emptied by the process that tried the partition
+    give_up = Timer(60, job.stop.make)
+    give_up.start()
+    pool = WorkerPool([{"PYTHONHASHSEED": "no number"}])
+    with closing(pool), pytest.raises(WorkerError, match="partition 0: 4 processes in a row ended before"):
+        pool.answer(0, job)
+    give_up.cancel()

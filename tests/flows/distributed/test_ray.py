@@ -34,7 +34,7 @@ os.environ.update(
     RAY_AUTH_TOKEN=secrets.token_hex(32),
     RAY_USAGE_STATS_ENABLED="0",
 )
-pytest.importorskip("prefect_ray", reason="prefect-ray is not installed: batchloom[ray]")
+pytest.importorskip("prefect_ray", reason="prefect-ray is not installed: pip install '.[ray]'")
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = {"BATCHLOOM_TEST_CLUSTER": secrets.token_hex(8)}
@@ -130,7 +130,7 @@ def test_a_stopped_run_writes_its_answers_before_prefect_kills_it() -> None:
 @pytest.mark.slow
 def test_a_cluster_says_for_how_many_engines_it_has_room(cluster: str) -> None:
     with closing(Workers(WorkerSettings(runner="ray", ray_address=cluster))) as workers:
-        team = workers.count(EngineConfig(device="cpu", num_threads=1))
+        team = workers.team(EngineConfig(device="cpu", num_threads=1))
     assert (team.num_engines, team.num_on_host) == (2, 2)
 
 

@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from flows.cli import batchloom
 from flows.nights.night import night
 from flows.nights.night_file import load_night
+from tests.tiny_encoders import save_encoder
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -68,11 +69,15 @@ cross join queries
 @pytest.fixture(scope="session")
 def like_llama(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that mostly agrees with the tiny Llama: its weights with noise."""
-    folder = tmp_path_factory.mktemp("models") / "like-llama"
-    shutil.copytree(tiny_llama, folder)
+    return copy_with_noise(tiny_llama, tmp_path_factory.mktemp("models") / "like-llama", 0.003)
+
+
+def copy_with_noise(checkpoint: Path, folder: Path, deviation: float) -> Path:
+    """Copy a checkpoint and add noise to its weights; gives the folder."""
+    shutil.copytree(checkpoint, folder)
     weights = load_file(folder / "model.safetensors")
     noise = torch.Generator().manual_seed(3)
-    noisy = {name: each + 0.003 * torch.randn(each.shape, generator=noise) for name, each in weights.items()}
+    noisy = {name: each + deviation * torch.randn(each.shape, generator=noise) for name, each in weights.items()}
     save_file(noisy, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -266,3 +271,50 @@ def test_answers_without_probabilities_have_no_cascade(write_night: Any, change:
     (file.parent / "moods.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_night(file)
+
+
+RERANK = """
+name = "reranking"
+mode = "score"
+labels = "checkpoint"
+requests_sql = "about.sql"
+key = ["doc_id", "query_id"]
+pair = "{body}"
+[prompt]
+template = "{query_text}"
+[output]
+table = "reranking"
+"""
+
+
+def test_rerankers_are_compared_by_the_rows_that_both_have_scored(nights: Any, tmp_path: Path) -> None:
+    large = save_encoder("bert", tmp_path / "large", num_classes=3)
+    small = copy_with_noise(large, tmp_path / "small", 0.01)
+    nights.sql("insert into queries select 'x' || i, 'is it number ' || i || '?' from range(47) as numbers (i)")
+    (tmp_path / "about.sql").write_text(SQL)
+    (tmp_path / "reranking.toml").write_text(RERANK)
+    file = tmp_path / "night.toml"
+    file.write_text(
+        f'''database = "{nights.path}"
+[models]
+small = {{ path = "{small}", dtype = "float32" }}
+large = {{ path = "{large}", dtype = "float32" }}
+[[workload]]
+file = "reranking.toml"
+model = "small"
+cascade = {{ to = "large", target_agreement = 0.8, sample = 100 }}
+'''
+    )
+    found = {summary.workload: summary for summary in night(file=file)}
+    assert (found["reranking"].num_ok, found["reranking-large-sample"].num_ok) == (200, 100)
+    same = (
+        "with sampled as (select unnest(sample) as entry from certificates)"
+        " select count(*), count(*) filter (small.label = large.label)"
+        " from reranking as small join reranking as large using (doc_id, query_id)"
+        " where small.model like '%/small' and large.model like '%/large'"
+        " and [doc_id, query_id] in (select entry.request_key from sampled)"
+    )
+    ((num_sampled, num_agreed),) = nights.sql(same)
+    assert nights.sql("select num_sampled, num_agreed from certificates") == [(num_sampled, num_agreed)]
+    assert (num_sampled, num_agreed > 80, num_agreed < 100) == (100, True, True)
+    assert found["reranking-large"].num_ok == 0, "the models agree often enough"

@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from engine.errors import NightError
+from engine.errors import FailureRateError, NightError
 from engine.planning.plan import SharingStats
 from engine.planning.planner import plan_prompts
 from flows.nights import together
 from flows.nights.night import night
 from tasks.runs.infer_job import StopRequest
+from tasks.runs.run import Run
 from tasks.storage.plan_file import token_arrays
 from tests.flows.test_row_errors import spoiled
 
@@ -162,12 +163,14 @@ def test_three_workloads_are_one_batch(nights: Any, write_night: Any) -> None:
     for summary in together:
         page = (nights.runs / summary.run_id / "report.html").read_text()
         share = f"{summary.num_cached_tokens / summary.num_prompt_tokens:.1%}"
-        assert f" {share} of {summary.num_prompt_tokens:,} prompt tokens saved, " in summary.text
+        assert f" {share} of {summary.num_prompt_tokens:,} prompt tokens saved" in summary.text
         assert "at best" not in summary.text + page, "it would be of the prompts of all"
+        assert "tokens/s" not in summary.text, "the seconds are those of all"
         assert page.count(share) >= 3, "the figure, the picture and its table"
         assert "-" not in "".join(re.findall(r"(\S+)% saved", page)), "no more is computed than there is"
 
-    assert nights.sql("select distinct best_saved_percent from run_summary") == [(None,)], "it would be of all prompts"
+    of_all = nights.sql("select distinct best_saved_percent, tokens_per_second from run_summary")
+    assert of_all == [(None, None)], "they would be of all prompts"
 
     alone = night(file=write_night(*names, after="each"), full=True)
     assert [summary.num_ok for summary in alone] == [12, 12, 12]
@@ -294,3 +297,29 @@ def test_the_only_workload_with_new_rows_fails_once(nights: Any, write_night: An
         night(file=file)
     runs = "select workload, status, num_already_done from runs order by started_at"
     assert nights.sql(runs) == [("urgent", "completed", 0), ("urgent", "completed", 12), ("summary", "failed", 0)]
+
+
+@pytest.mark.parametrize(
+    ("stage", "error"), [("count_left", FailureRateError("too many")), ("infer_together", KeyboardInterrupt())]
+)
+def test_all_runs_of_a_batch_end_although_one_cannot_be_stopped(
+    nights: Any, write_night: Any, monkeypatch: pytest.MonkeyPatch, stage: str, error: BaseException
+) -> None:
+    stop_run, stopped = together.stop_run, list[Any]()
+
+    def fail(*given: Any) -> None:
+        raise error
+
+    def stop(run: Any, workload: Any, error: BaseException) -> None:
+        stopped.append(run)
+        if len(stopped) == 1:
+            raise KeyboardInterrupt
+        stop_run(run, workload, error)
+
+    monkeypatch.setattr(together, stage, fail)
+    monkeypatch.setattr(together, "stop_run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        night(file=write_night("urgent", "summary", "angry"))
+    runs = [Run.load(nights.path, path.parent) for path in nights.runs.glob("*/manifest.json")]
+    left = [run for run in runs if run.record.run_id != stopped[0].record.run_id]
+    assert [run.record.status for run in left] == ["failed" if isinstance(error, Exception) else "interrupted"] * 2

@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from engine.errors import ModelError
+from engine.errors import DatabaseError, ModelError
 from flows.command.run_flow import run_flow
+from flows.quality.calibrate import calibrate
 from flows.quality.evaluate import evaluate
 from tests.tiny_encoders import save_encoder
 
@@ -103,3 +106,13 @@ def test_a_reranker_is_judged_by_the_labels_of_its_model(nights: Any, tmp_path: 
     save_encoder("bert", nights.model, num_classes=3, seed=1)
     with pytest.raises(ModelError, match="has changed since it answered workload 'reranking'"):
         evaluate(**options)
+
+
+@pytest.mark.parametrize("command", [evaluate, calibrate])
+def test_a_database_that_others_read_is_waited_for_as_long_as_the_user_says(nights: Any, command: Any) -> None:
+    read = f"import duckdb, sys; c = duckdb.connect({str(nights.path)!r}, read_only=True); print(); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", read], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()  # it has the database open until its standard input ends
+        with pytest.raises(DatabaseError, match=rf"locked by process {reader.pid} .*; waited 0\.2 s"):
+            command(database=nights.path, workload="ranking", gold="gold", lock_timeout_seconds=0.2)

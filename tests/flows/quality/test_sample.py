@@ -181,3 +181,13 @@ def test_a_sample_without_a_row_that_can_be_answered_says_so_in_place_of_a_forec
         printed = capfd.readouterr().out.splitlines()
         reasons = [line for line in printed if "forecast" in line or "predicted" in line]
         assert reasons == ["snippets: no forecast: none of the rows can be answered"]
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_sample_stopped_while_it_is_shown_keeps_its_answers(nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*given: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.quality.sample.render_sample", stop)
+    assert run_flow(nightly, [*nights.inputs, *ENGINE, "--workload", "snippets", "--sample", "2", "--keep"]) == 130
+    assert nights.sql("select status, num_ok from runs") == [("interrupted", 2)]

@@ -12,6 +12,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ArtifactError, DatabaseError, WorkloadError
 from engine.request import Request
+from tasks.answers import decide
+from tasks.answers.decide import Question
 from tasks.partitions import attempt
 from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
@@ -381,3 +383,10 @@ def test_the_shipped_questions_about_documents(nights: Nights) -> None:
     assert rows == [(False, True, True)] * 2
     errors = nights.sql("select doc_id, error from failed_document_facets order by doc_id")
     assert errors == [("d3", "body is empty"), ("d4", "doc_id 'd4' has 2 rows in documents")]
+
+
+def test_a_questions_type_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB takes longer to parse it than the rest of an answer to be read."""
+    question = Question(type="ENUM('good', 'bad')", ask="Which mood?")
+    monkeypatch.setattr(decide, "parse_type", None)
+    assert question.read("mood", [math.log(0.75), math.log(0.25)])["mood"] == "good"

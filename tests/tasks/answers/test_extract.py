@@ -81,6 +81,13 @@ def test_columns_have_the_types_of_duckdb(workload: Workload) -> None:
     assert workload.kind.max_answer_tokens == 256
 
 
+def test_other_keys_of_decoding_leave_the_length_of_an_answer(tmp_path: Path) -> None:
+    text = HEAD.replace("[output]", "[decoding]\ntemperature = 0.5\n[output]") + COLUMNS
+    assert load_workload(save(tmp_path, text)).kind.max_answer_tokens == 256
+    text = HEAD.replace("[output]", "[decoding]\nmax_new_tokens = 5\n[output]") + COLUMNS
+    assert load_workload(save(tmp_path, text)).kind.max_answer_tokens == 5
+
+
 def test_every_key_that_decides_an_answer_is_in_the_digest(tmp_path: Path, workload: Workload) -> None:
     digests = {workload.digest}
     changes = (("max_chars = 20", "max_chars = 21"), ("{1,3}", "{1,4}"), ("the amount due", "the sum"), ("BOOL", "INT"))

@@ -1,5 +1,6 @@
 """Calibrations: maps that rise, applied by the view as they were fitted, refused where gold is too thin."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,10 @@ def too_sure(num_rows: int, seed: int = 1) -> tuple[Any, Any]:
     return 1 / (1 + np.exp(-(3 * logits + 1))), happened
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    path = tmp_path / "team.duckdb"
+@pytest.fixture(scope="module")
+def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `database` begins with, made once; to be copied."""
+    path = tmp_path_factory.mktemp("calibration") / "team.duckdb"
     scores, happened = too_sure(120)
     with connect(path, create=True) as connection:
         create_schema(connection)
@@ -58,6 +60,11 @@ def database(tmp_path: Path) -> Path:
         connection.executemany("insert into gold values ('q', ?, ?)", labels)
         connection.execute("insert into gold select 'q', 'd' || i, 'yes' from range(150, 160) as numbers (i)")
     return path
+
+
+@pytest.fixture
+def database(new_database: Path, tmp_path: Path) -> Path:
+    return shutil.copyfile(new_database, tmp_path / "team.duckdb")
 
 
 @pytest.mark.parametrize("method", ["platt", "isotonic"])

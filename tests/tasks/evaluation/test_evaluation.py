@@ -1,6 +1,7 @@
 """Metrics from SQL against scikit-learn's on random answers, intervals against chance, and gold that cannot be used."""
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sklearn import metrics as sk
 
 from engine.errors import ConfigError, DatabaseError
 from sql import statement
@@ -26,20 +26,34 @@ RANKING = load_workload("ranking")
 SNIPPETS = load_workload("snippets")
 
 
+@pytest.fixture(scope="module")
+def sk() -> Any:
+    """scikit-learn's metrics, which take a second to import: only where they are compared with."""
+    from sklearn import metrics
+
+    return metrics
+
+
 @pytest.fixture
 def few_replicates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only the values are of interest."""
     monkeypatch.setattr(evaluation_module, "MOST_REPLICATES", 20)
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    path = tmp_path / "team.duckdb"
+@pytest.fixture(scope="module")
+def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `database` begins with, made once; to be copied."""
+    path = tmp_path_factory.mktemp("evaluation") / "team.duckdb"
     with connect(path, create=True) as connection:
         create_schema(connection)
         connection.execute("insert into documents select 'd' || i, 't', 'b' from range(400) as numbers (i)")
         connection.execute("insert into queries select 'q' || i, 'x' from range(40) as numbers (i)")
     return path
+
+
+@pytest.fixture
+def database(new_database: Path, tmp_path: Path) -> Path:
+    return shutil.copyfile(new_database, tmp_path / "team.duckdb")
 
 
 def sql(path: Path, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:
@@ -81,7 +95,7 @@ def values_of(evaluation: Evaluation, reference: str = "gold") -> dict[tuple[str
 @pytest.mark.usefixtures("few_replicates")
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(st.floats(0.01, 0.99), st.sampled_from(["yes", "no"])), min_size=2, max_size=40))
-def test_metrics_are_scikit_learns(database: Path, rows: list[tuple[float, str]]) -> None:
+def test_metrics_are_scikit_learns(database: Path, sk: Any, rows: list[tuple[float, str]]) -> None:
     sql(database, "delete from rankings")
     scores, expected = [score for score, _ in rows], [label for _, label in rows]
     answered = ["yes" if score >= 0.5 else "no" for score in scores]
@@ -123,7 +137,7 @@ def expected_calibration_error(confidences: Sequence[float], is_right: Sequence[
 
 
 @pytest.mark.usefixtures("few_replicates")
-def test_ranks_are_judged_as_scikit_learn_does(database: Path) -> None:
+def test_ranks_are_judged_as_scikit_learn_does(database: Path, sk: Any) -> None:
     rng = np.random.default_rng(3)
     scores, grades = rng.uniform(0.01, 0.99, 120), rng.integers(0, 4, 120)
     add_rankings(database, scores.tolist())
@@ -141,7 +155,7 @@ def test_ranks_are_judged_as_scikit_learn_does(database: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_replicates")
-def test_ranks_of_a_run_are_among_its_own_answers(database: Path) -> None:
+def test_ranks_of_a_run_are_among_its_own_answers(database: Path, sk: Any) -> None:
     """A later run answers the best row again, as the worst: the earlier run's next one is then the first of the
     newest answers, too."""
     sql(database, "insert into ranking_candidates select 'q0', 'd' || i from range(4) as rows (i)")
@@ -262,7 +276,7 @@ def test_texts_count_equal_words(database: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_replicates")
-def test_two_runs_are_compared_row_by_row(database: Path) -> None:
+def test_two_runs_are_compared_row_by_row(database: Path, sk: Any) -> None:
     rng = np.random.default_rng(7)
     first = rng.uniform(0.1, 0.9, 60)
     second = np.clip(first + rng.normal(0, 0.2, 60), 0.05, 0.95)
@@ -410,7 +424,7 @@ def test_equal_means_the_same_value(tmp_path: Path, type_: str, answer: str, exp
 
 
 @pytest.mark.usefixtures("few_replicates")
-def test_null_is_an_answer_where_a_text_may_not_say(tmp_path: Path) -> None:
+def test_null_is_an_answer_where_a_text_may_not_say(tmp_path: Path, sk: Any) -> None:
     """An extracted column is right where gold and answer are both NULL, and wrong where one of them is."""
     (tmp_path / "invoices.sql").write_text("select id, text from invoices")
     (tmp_path / "invoices.toml").write_text(

@@ -16,7 +16,7 @@ from tasks.layouts.choose import find_orders, spread_orders
 from tasks.layouts.kept import use_kept
 from tasks.layouts.parts import arrange_workload, split_prompt
 from tasks.layouts.settle import settle_layouts
-from tasks.layouts.side import Side, count_tokens, read_rows
+from tasks.layouts.side import Side, count_tokens, read_in_layout
 from tasks.runs.source import Source
 from tasks.workloads.workload import Workload, load_workload
 
@@ -104,7 +104,7 @@ def case(tmp_path: Path, tiny_llama: Path) -> tuple[Source, Workload]:
 
 
 def read_requests(source: Source, workload: Workload, folder: Path) -> dict[int, dict[str, Any]]:
-    rows = pq.read_table(read_rows(source, workload, folder).requests.path).to_pylist()
+    rows = pq.read_table(read_in_layout(source, workload, folder).requests.path).to_pylist()
     return {int(row["id"]): row for row in rows}
 
 

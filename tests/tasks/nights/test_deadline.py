@@ -79,10 +79,10 @@ def test_the_earlier_limit_counts_and_leaves_time_to_write() -> None:
 
 def test_a_deadline_is_a_stop_request(tmp_path: object) -> None:
     now = datetime.now(UTC).timestamp()
-    assert StopRequest(str(tmp_path), now - 1).is_made
-    assert StopRequest(str(tmp_path), now - 1).is_overdue
-    assert not StopRequest(str(tmp_path), now + 60).is_made
-    assert not StopRequest(str(tmp_path)).is_overdue
+    assert StopRequest(tmp_path, now - 1).is_made
+    assert StopRequest(tmp_path, now - 1).is_overdue
+    assert not StopRequest(tmp_path, now + 60).is_made
+    assert not StopRequest(tmp_path).is_overdue
 
 
 @given(

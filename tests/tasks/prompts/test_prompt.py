@@ -107,8 +107,8 @@ def unigram() -> transformers.PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def smollm2(smollm2_gguf: Path) -> transformers.PreTrainedTokenizerFast:
-    return transformers.AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
+def smollm2(smollm2_folder: Path) -> transformers.PreTrainedTokenizerFast:
+    return transformers.AutoTokenizer.from_pretrained(smollm2_folder)
 
 
 FAMILIES = {"byte_level": byte_level_bpe, "metaspace": metaspace_bpe, "legacy": legacy_bpe, "unigram": unigram}

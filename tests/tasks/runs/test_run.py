@@ -17,7 +17,9 @@ from tasks.recover import sweep_runs
 from tasks.runs.run import Run, hold_database, new_run_id
 from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder, write_parquet
+from tasks.workloads.workload import load_workload
 from tests.full_disk import files_of_at_most
+from tests.sources import make_job
 
 SCHEMA = pa.schema([("row_id", pa.int64())])
 BATCH = pa.record_batch([pa.array([1, 2], pa.int64())], schema=SCHEMA)
@@ -46,7 +48,7 @@ def contents(run: Run) -> Any:
     return run.record, run.artifacts, run.is_written
 
 
-def folders(database: Path) -> list[str]:
+def folders(database: Path) -> list[Path]:
     """Of the unfinished runs."""
     return [run.folder for run in sweep_runs(database)]
 
@@ -223,3 +225,9 @@ def test_a_full_disk_is_named_where_the_lock_cannot_be_written(database: Path) -
     database.touch()
     with files_of_at_most(0), pytest.raises(ArtifactError, match=message), hold_database(database):
         pytest.fail("held without a lock")
+
+
+def test_two_workloads_of_one_name_are_named_once(tmp_path: Path) -> None:
+    """As `compare` answers an old and a new one."""
+    job = make_job(tmp_path, load_workload("snippets"), tmp_path)
+    assert replace(job, members=job.members * 2).title == "snippets"

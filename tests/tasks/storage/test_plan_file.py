@@ -12,7 +12,7 @@ from engine.errors import ArtifactError
 from engine.planning.plan import COLUMNS
 from engine.planning.plan_partitions import split_groups
 from engine.planning.planner import plan_prompts
-from tasks.storage.plan_file import plan_batches, read_rows
+from tasks.storage.plan_file import plan_batches, plan_of_rows
 from tasks.storage.schemas import PLAN_SCHEMA
 
 STRETCHES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=4)
@@ -23,7 +23,7 @@ PROMPTS = st.lists(STRETCHES.map(lambda parts: [token for token, length in parts
 def test_a_plan_comes_back_as_it_was(prompts: list[list[int]], partition_tokens: int) -> None:
     plan, _ = plan_prompts([np.array(prompt, dtype=np.int32) for prompt in prompts])
     plan = split_groups(plan, partition_tokens, 1)
-    found = read_rows(pa.Table.from_batches(plan_batches(plan), schema=PLAN_SCHEMA))
+    found = plan_of_rows(pa.Table.from_batches(plan_batches(plan), schema=PLAN_SCHEMA))
     assert [prompt.tolist() for prompt in found.prompts] == [prompts[row] for row in plan.row_id.tolist()]
     for name in COLUMNS:
         np.testing.assert_array_equal(getattr(found, name), getattr(plan, name), err_msg=name)
@@ -47,4 +47,4 @@ def test_a_stored_plan_that_does_not_fit_its_prompts_is_refused(
     columns: dict[str, Any] = {name: [0] * len(group_id) for name in COLUMNS}
     columns |= {"group_id": group_id, "member_id": member_id, "num_prefix_tokens": num_prefix_tokens}
     with pytest.raises(ArtifactError, match=why):
-        read_rows(pa.table(columns | {"token_ids": own_tokens}, schema=PLAN_SCHEMA))
+        plan_of_rows(pa.table(columns | {"token_ids": own_tokens}, schema=PLAN_SCHEMA))

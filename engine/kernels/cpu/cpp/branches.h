@@ -41,7 +41,7 @@ float norm_factor(const T* x, int64_t size, float epsilon, float mean = 0) {
 // out = norm(x) * (weight + offset) + bias: LayerNorm if `is_centered`, else RMSNorm; a copy if there is no weight.
 template <typename T>
 void norm_rows(const T* x, const T* weight, const T* bias, T* out, int64_t num_rows, int64_t size,
-                      float epsilon, const Branches<T>& b) {
+               float epsilon, const Branches<T>& b) {
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
     const T* from = x + row * size;
@@ -70,7 +70,7 @@ void norm_rows(const T* x, const T* weight, const T* bias, T* out, int64_t num_r
 // Norms the first `size` columns of rows in place, in groups of `width`: a head, or all heads. No-op without a weight.
 template <typename T>
 void norm_heads(T* x, const T* weight, int64_t num_rows, int64_t stride, int64_t size, int64_t width,
-                       float epsilon, float offset) {
+                float epsilon, float offset) {
   if (!weight) return;
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
@@ -85,7 +85,7 @@ void norm_heads(T* x, const T* weight, int64_t num_rows, int64_t stride, int64_t
 // out = residual + multiplier * RMSNorm(branch) * (weight + offset); without a weight, residual + multiplier * branch.
 template <typename T>
 void add_branch(const T* residual, const T* branch, const T* weight, T* out, int64_t num_rows,
-                       int64_t size, float epsilon, float offset, float multiplier) {
+                int64_t size, float epsilon, float offset, float multiplier) {
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
     const T *from = branch + row * size, *base = residual + row * size;

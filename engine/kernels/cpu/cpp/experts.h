@@ -75,7 +75,8 @@ void route_rows(const T* x, const Branches<T>& b, T* sorted, int64_t num_rows, i
   }
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++)
-    choose_experts(to.logits.data() + row * b.router_columns, b, to.experts.data() + row * slots, to.weights.data() + row * slots);
+    choose_experts(to.logits.data() + row * b.router_columns, b, to.experts.data() + row * slots,
+                   to.weights.data() + row * slots);
   std::vector<int64_t> next(b.num_experts + b.num_shared + 1);
   for (const int32_t expert : to.experts) next[expert + 1]++;
   for (int64_t expert = 0, first = 0; expert + 1 < int64_t(next.size()); first = next[++expert]) {

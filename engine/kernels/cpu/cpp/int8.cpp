@@ -77,7 +77,8 @@ extern "C" void project_int8(const uint8_t* bytes, float* row_scales, const Quad
 // The column of the largest product of each row, plus bias, the lowest on ties; the products are not stored. allowed: null,
 // or [num_rows, num_columns / 32], a bit for each column that may be chosen.
 extern "C" void largest_column_int8(const uint8_t* bytes, const float* row_scales, const QuadWeights* weights,
-                                    const uint32_t* allowed, int64_t* out, int64_t num_rows, int64_t num_columns, int64_t depth) {
+                                    const uint32_t* allowed, int64_t* out, int64_t num_rows, int64_t num_columns,
+                                     int64_t depth) {
   find_largest(allowed, out, num_rows, num_columns, ScaledSums{*weights, row_scales}, [&](const auto& finish) {
     multiply(QuadOperands(bytes, *weights, depth), num_rows, num_columns, finish);
   });

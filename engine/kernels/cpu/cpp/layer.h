@@ -78,7 +78,7 @@ void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerS
       break;
     case Operation::select_normed_rows:
       rows = {s.attended, hidden, num_rows};
-      if (output_rows) {
+      if (num_output_rows >= 0) {
         copy_rows(s.attended, output_rows, s.qkv, num_output_rows, q_size);
         copy_rows(s.normed, output_rows, s.branch, num_output_rows, w.hidden_size);
         std::memcpy(static_cast<void*>(s.normed), s.branch, size_t(num_output_rows * w.hidden_size) * sizeof(*hidden));
@@ -121,7 +121,8 @@ void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerS
   }
 }
 
-// Runs an operation. hidden: [num_rows, hidden_size], in and out; with output_rows, only those remain, as the first rows.
+// Runs an operation. hidden: [num_rows, hidden_size], in and out; unless num_output_rows is -1, only output_rows remain, as
+// the first rows.
 // Format: the types of rows, weights, norms and KV. `project_normed` reads the rows that `norm` has written, `project_rows`
 // reads any rows; `change_basis` converts hidden states to the basis in which the layers compute, and back.
 template <typename Format>
@@ -145,7 +146,7 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typ
       break;
     case Operation::select_rows:
       rows = {s.attended, hidden, num_rows};
-      if (output_rows) {  // qkv and normed are not needed any more
+      if (num_output_rows >= 0) {  // qkv and normed are not needed any more
         copy_rows(s.attended, output_rows, s.qkv, num_output_rows, q_size);
         copy_rows(hidden, output_rows, s.normed, num_output_rows, w.hidden_size);
         rows = {s.qkv, s.normed, num_output_rows};
@@ -170,7 +171,7 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typ
 }
 
 // Decoder layers. step: one for each block table. hidden: [num_rows, hidden_size]. keys, values: one address per layer.
-// output_rows: null, or the rows that remain after the last layer.
+// output_rows: the num_output_rows rows that remain after the last layer; all do if that is -1.
 template <typename Format>
 void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, const Operation* operations,
                     int64_t num_operations, const LayerStep<typename Format::Row>* step, typename Format::Row* hidden,
@@ -181,9 +182,9 @@ void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, con
     LayerRows<typename Format::Row> rows{};
     for (int64_t j = 0; j < num_operations; j++)
       run(operations[j], weights[i], step[weights[i].table], rows, hidden, keys[i], values[i],
-          i == num_layers - 1 ? output_rows : nullptr, num_output_rows);
+          output_rows, i == num_layers - 1 ? num_output_rows : -1);
   }
-  Format::change_basis(hidden, output_rows ? num_output_rows : step->work.num_rows, weights->hidden_size);
+  Format::change_basis(hidden, num_output_rows < 0 ? step->work.num_rows : num_output_rows, weights->hidden_size);
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ inline void store(bf16& to, float x) {  // to nearest, ties to even
   to.bits = uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-// 2^x for x <= 0, relative error about 2e-7; 0 below -126. Without branches, so that compilers vectorise it.
+// 2^x for x below 127, relative error about 2e-7; 0 below -126. Without branches, so that compilers vectorise it.
 inline float exp2_negative(float x) {
   const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, kept in the low bits
   const float bounded = x < -126.0f ? -126.0f : x;

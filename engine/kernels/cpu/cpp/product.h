@@ -377,7 +377,8 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
       const int64_t start = part_start(num_units, num_chunks, chunk) * row_unit;
       const int64_t end = std::min(num_rows, part_start(num_units, num_chunks, chunk + 1) * row_unit);
       for (int64_t group; (group = next_groups[chunk].fetch_add(1, std::memory_order_relaxed)) < num_groups;)
-        own.multiply_group(start, end, part_start(num_panels, num_groups, group), part_start(num_panels, num_groups, group + 1));
+        own.multiply_group(start, end, part_start(num_panels, num_groups, group),
+                           part_start(num_panels, num_groups, group + 1));
     }
     finish_block(own.before, finish);
 #ifdef HAS_AMX

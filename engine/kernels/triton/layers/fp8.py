@@ -79,7 +79,7 @@ def scaled_linear(
                 if not re.search(NO_KERNEL, str(error), re.IGNORECASE):
                     raise
                 _SCALED_AFTERWARDS.add(product)
-        one = torch.ones((), device=rows.values.device)
+        one = torch.ones((), dtype=torch.float32, device=rows.values.device)
         found = torch._scaled_mm(*factors, scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True)
     found *= rows.scales  # in place: of a prompt's rows it may be a gigabyte
     found *= weights.scales.t()

@@ -106,6 +106,8 @@ CASES = (
     Case(name="a window shorter than a block", groups=[decode(64, (1, 17)), decode(0, (100,))], window=5),
     Case(name="a window over split ranges", groups=[decode(300, (3, 1)), decode(0, (200,))], window=100,
          num_orders=2),
+    Case(name="a window behind several split ranges", groups=[decode(600, (3, 1)), decode(0, (500,))], num_q_heads=3,
+         num_kv_heads=1, window=5),
     Case(name="a soft cap", groups=MIXED, backends=_ALL, num_kv_heads=1, softcap=3.0),
     Case(name="sinks, merged or not", groups=MIXED, backends=_ALL, has_sinks=True),
     Case(name="sinks over split ranges", groups=[decode(300, (3, 1))], num_q_heads=3, num_kv_heads=1,

@@ -1,5 +1,6 @@
 """GGUF files as programs write them: configuration, tokenizer and weights in one file."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ from engine.model.loading.checkpoint import read_end_tokens, read_json, resolve_
 from engine.model.loading.gguf import unpack_gguf
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, EXPERT_SIZE, TOKENS = 64, 4, 2, 32, 6, 96, 640
+
+
+@cache
+def read_tokenizer(file: Path) -> dict[str, tuple[list[GGUFValueType], Any]]:
+    """The types and the values of each field of a file's tokenizer; SmolLM2's take seconds to read."""
+    fields = GGUFReader(file).fields
+    return {name: (field.types, field.contents()) for name, field in fields.items() if name.startswith("tokenizer.")}
 
 
 def write_mixture(
@@ -37,10 +45,10 @@ def write_mixture(
     writer = GGUFWriter(file, "qwen3moe")
     if num_parts > 1:
         writer.add_uint16("split.count", num_parts)
-    fields = {name: field for name, field in GGUFReader(tokenizer_of).fields.items() if name.startswith("tokenizer.")}
-    tokens = fields["tokenizer.ggml.tokens"].contents()[:TOKENS]
-    for name, field in fields.items():
-        kind, values = field.types[0], field.contents()
+    fields = read_tokenizer(tokenizer_of)
+    tokens = fields["tokenizer.ggml.tokens"][1][:TOKENS]
+    for name, (types, values) in fields.items():
+        kind = types[0]
         if name.endswith("merges"):
             known = set(tokens)
             values = [merge for merge in values if {*merge.split(), merge.replace(" ", "")} <= known]
@@ -48,7 +56,7 @@ def write_mixture(
             values = values[:TOKENS]
         if (values := (changed or {}).get(name, values)) is None:
             continue
-        writer.add_key_value(name, values, kind, sub_type=field.types[-1] if kind == GGUFValueType.ARRAY else None)
+        writer.add_key_value(name, values, kind, sub_type=types[-1] if kind == GGUFValueType.ARRAY else None)
     writer.add_block_count(2)
     writer.add_context_length(512)
     writer.add_embedding_length(HIDDEN)
@@ -126,13 +134,11 @@ def test_words_of_llama_3_are_tokens_before_they_are_merged(
     begins: bool | None, tmp_path: Path, smollm2_gguf: Path
 ) -> None:
     """And its texts begin with a token, as llama.cpp reads a file that says nothing about it."""
-    fields = GGUFReader(smollm2_gguf).fields
-    tokens = fields["tokenizer.ggml.tokens"].contents()[: TOKENS - 1]
+    fields = read_tokenizer(smollm2_gguf)
+    tokens = fields["tokenizer.ggml.tokens"][1][: TOKENS - 1]
     changed = {"pre": "llama-bpe", "add_bos_token": begins, "tokens": [*tokens, "qzx"]}
     changed["merges"] = [
-        merge
-        for merge in fields["tokenizer.ggml.merges"].contents()
-        if {*merge.split(), merge.replace(" ", "")} <= {*tokens}
+        merge for merge in fields["tokenizer.ggml.merges"][1] if {*merge.split(), merge.replace(" ", "")} <= {*tokens}
     ]
     changed = {f"tokenizer.ggml.{name}": values for name, values in changed.items()}
     write_mixture(tmp_path / "model.gguf", smollm2_gguf, changed=changed)

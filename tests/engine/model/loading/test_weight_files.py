@@ -67,25 +67,23 @@ def test_a_folder_with_a_gguf_file_is_told_to_name_it(smollm2_gguf: Path, tmp_pa
         resolve_checkpoint(smollm2_gguf.parent)
 
 
-def test_a_gguf_file_is_checked_without_torch(smollm2_gguf: Path) -> None:
+def test_a_gguf_file_is_checked_without_torch(smollm2_folder: Path) -> None:
     """A night with nothing new to do ends before it would be imported."""
-    folder = resolve_checkpoint(smollm2_gguf)
     check = (
         "import sys; from pathlib import Path; from engine.config import EngineConfig;"
         "from engine.limits import check_weights;"
-        f"check_weights(EngineConfig(), Path({str(folder)!r}));"
+        f"check_weights(EngineConfig(), Path({str(smollm2_folder)!r}));"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     run_program(check)
 
 
-def test_a_gguf_file_is_loaded_and_answers_without_transformers(smollm2_gguf: Path) -> None:
+def test_a_gguf_file_is_loaded_and_answers_without_transformers(smollm2_folder: Path) -> None:
     """Which takes seconds to import, as what torch computes sizes of tensors without memory with."""
-    folder = resolve_checkpoint(smollm2_gguf)
     program = (
         "import sys; from engine import Engine, EngineConfig, Request;"
         "config = EngineConfig(dtype='quantized', device='cpu', kv_memory_bytes=1 << 22);"
-        f"engine = Engine.load({str(folder)!r}, config);"
+        f"engine = Engine.load({str(smollm2_folder)!r}, config);"
         "(done,) = engine.generate([Request(request_id=0, token_ids=[5, 6, 7], max_new_tokens=4, ignore_eos=True)]);"
         "assert len(done.token_ids) == 4;"
         "assert not {'transformers', 'torch._dynamo'} & set(sys.modules)"
@@ -193,8 +191,8 @@ def test_weights_that_files_lack_or_have_too_many_are_named(
             check_weights(SETTINGS, folder)
 
 
-def test_a_gguf_file_s_sizes_are_those_of_its_tensors(smollm2_gguf: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(resolve_checkpoint(smollm2_gguf), tmp_path / "model")
+def test_a_gguf_file_s_sizes_are_those_of_its_tensors(smollm2_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(smollm2_folder, tmp_path / "model")
     check_weights(SETTINGS, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 9}))

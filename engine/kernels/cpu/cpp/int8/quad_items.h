@@ -19,7 +19,7 @@ inline void pack_queries(QuadWorkspace& w, const bf16* query, int64_t stride, in
     int32_t sum = 0;
     for (int d = 0; d < a.dim; d += 16) store_bytes(w.q + r * a.dim + d, to_bytes(load_lanes(from + d), inverse) ^ 128);
     for (int d = 0; !a.use_tiles && d < a.dim; d++) sum += w.q[r * a.dim + d];
-    w.factor[r] = byte_scale(largest) * a.scale;
+    w.factor[r] = std::max(byte_scale(largest) * a.scale, 1e-20f);  // not 0: times that, masked scores would count, too
     w.offset[r] = -128 * sum;
     w.top[r] = -1e30f, w.sum[r] = 0;
   }

@@ -9,7 +9,8 @@ constexpr int MAX_FEEDBACK = 64;  // largest block of weights that compensate ea
 
 // Converts `size` weights of each of 16 columns to bytes; returns the sums of the columns. Before weight i is rounded,
 // feedback[i][j] times the rounding error of each earlier weight j is added to it.
-inline Ints round_block(const float* columns, Lanes inverse, const float* feedback, int8_t* quads, int64_t num_columns, int size) {
+inline Ints round_block(const float* columns, Lanes inverse, const float* feedback, int8_t* quads, int64_t num_columns,
+                        int size) {
   Lanes errors[MAX_FEEDBACK];
   Ints sums = {};
   Bits quad = {};

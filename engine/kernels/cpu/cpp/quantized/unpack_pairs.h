@@ -18,7 +18,8 @@ __attribute__((always_inline)) inline __m512 codes_of(const uint8_t* run, int v)
     const __m512i low = _mm512_srli_epi32(_mm512_loadu_si512(run + v / 8 * 64), 4 * (v % 8));
     const uint8_t* high = run + Format::LOW_BYTES;
     constexpr float zero = -float(Format::ZERO);
-    const __m512 first = _mm512_add_ps(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_ps(zero));
+    const __m512 first = _mm512_add_ps(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                                       _mm512_set1_ps(zero));
     if constexpr (Format::BITS == 4) return _mm512_permutexvar_ps(low, first);
     // Takes the low four bits from `low`, and the others from `bits`.
     const auto merged = [&](__m512i bits) { return _mm512_ternarylogic_epi32(_mm512_set1_epi32(15), low, bits, 0xca); };
@@ -51,7 +52,8 @@ template <typename Format>
 inline void unpack_block(const uint8_t* block, bf16* out, int64_t stride) {
   const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
   const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-  const uint8_t *minima = block + HALF * 2, *fine = block + (Format::HAS_MIN ? 2 : 1) * HALF * 2, *codes = block + Format::HEAD_BYTES;
+  const uint8_t *minima = block + HALF * 2, *fine = block + (Format::HAS_MIN ? 2 : 1) * HALF * 2;
+  const uint8_t* codes = block + Format::HEAD_BYTES;
   __m512 zero[2];
   if (Format::HAS_ZEROS) {
     const __m512 zeros = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(codes - HALF))));

@@ -5,7 +5,7 @@
 -- inputs:  none
 -- parameters: none
 
-create or replace temp macro confidence_of(answer, probability) as null::double,
+create or replace temp macro probability_of_answer(answer, probability) as null::double,
 (answer varchar, probability double) as case when answer = 'false' then 1 - probability else probability end,
 (answer varchar, probability double[]) as exp(list_max(probability)),
 (answer varchar, probability map(varchar, double)) as probability[answer]
