@@ -109,12 +109,12 @@ class Engine(BatchCalls):
         is_loaded, is_adapted = not isinstance(model, (str, Path)), adapter is not None or keeps_base
         if config.disaggregation != "none" or config.tensor_parallel_size > 1:
             check_model(config, is_loaded=is_loaded, is_adapted=is_adapted)
+        device = resolve_device(config.device)
         source = model if is_loaded else resolve_checkpoint(model)
         if config.tensor_parallel_size > 1 and shard is None:
             from engine.tensor_parallel.ranks import lead  # imported only when needed
 
             return lead(partial(cls.load, source, config), Path(source), config)
-        device = resolve_device(config.device)
         use_device(device)
         use_threads(config.num_threads)
         loaded: Model | None = None

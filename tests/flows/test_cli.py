@@ -574,7 +574,7 @@ def test_a_locked_database_is_named_with_who_holds_it(
     nights: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert LOCK_TIMEOUT_SECONDS == 5
-    monkeypatch.setattr("flows.advise.LOCK_TIMEOUT_SECONDS", 1.5)
+    monkeypatch.setattr("flows.advise.LOCK_TIMEOUT_SECONDS", 2.5)
     hold = (
         f"import duckdb, time; held = duckdb.connect({str(nights.path)!r}); print('held', flush=True); time.sleep(60)"
     )
@@ -586,8 +586,8 @@ def test_a_locked_database_is_named_with_who_holds_it(
         shown = capfd.readouterr()
         assert batchloom(["advise", "snippets", *nights.inputs]) == 1
         waiting, failed = capfd.readouterr().err.splitlines()
-        assert waiting.endswith("; waiting up to 1.5 s")
-        assert failed.endswith("; waited 1.5 s")
+        assert waiting.endswith("; waiting up to 2.5 s")
+        assert failed.endswith("; waited 2.5 s")
         holder.kill()
     assert (shown.out, len(shown.err.splitlines())) == ("", 1)
     assert f"is locked by process {holder.pid}" in shown.err

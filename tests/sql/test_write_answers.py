@@ -190,8 +190,8 @@ def test_a_night_with_nothing_to_do_leaves_a_run(night: Any) -> None:
 
 def test_a_run_that_ended_before_it_had_read(night: Any) -> None:
     run = night.prepare(status="failed", error="no such model")
-    failed = Run(night.path, str(Path(run.read.requests.path).parent), run.record)
-    for path in Path(failed.folder).glob("*s/part-*.parquet"):
+    failed = Run(night.path, Path(run.read.requests.path).parent, run.record)
+    for path in failed.folder.glob("*s/part-*.parquet"):
         path.unlink()
     write_run(failed, run.workload)
     assert night.sql("select status, error, num_rows from runs") == [("failed", "no such model", 0)]
