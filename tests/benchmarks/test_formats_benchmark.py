@@ -24,7 +24,7 @@ def test_every_format_is_timed_on_every_work(tiny_llama: Path, tmp_path: Path) -
         assert by_format.keys() == {"float32", "bfloat16"}
         assert by_format["float32"]["all_speedups"] == [1.0, 1.0]
         assert all(len(figures["all_speedups"]) == 2 for figures in by_format.values())
-    assert 0 < found["mean_differences"]["bfloat16"] < formats.LARGEST_MEAN_DIFFERENCE
+    assert 0 < found["largest_differences"]["bfloat16"] < formats.LARGEST_DIFFERENCE
 
 
 def test_figures_are_medians_of_all_rounds_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,18 +44,16 @@ def test_another_model_gives_no_figures(tiny_checkpoint: Any) -> None:
     config = EngineConfig(dtype="float32", kv_memory_bytes=8 << 20)
     engines = {name: Engine.load(tiny_checkpoint(name), config) for name in ("llama", "qwen3")}
     bench = formats.Bench(engines, num_prompts=8, num_new_tokens=2)
-    with pytest.raises(WrongAnswerError, match="probabilities in qwen3 differ by"):
+    with pytest.raises(WrongAnswerError, match="a probability in qwen3 differs by"):
         bench.check()
 
 
 def test_a_wrong_answer_is_one_line(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(formats, "LARGEST_MEAN_DIFFERENCE", -1.0)  # so that no answer is right
+    monkeypatch.setattr(formats, "LARGEST_DIFFERENCE", -1.0)  # so that no answer is right
     options = ["--formats", "float32", "bfloat16", "--prompts", "2", "--rounds", "1"]
     assert formats.main(["--model", str(tiny_llama), *options]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert re.fullmatch(
-        r"no figures: probabilities in bfloat16 differ by \S+ from those in float32, on average\n", printed.err
-    )
+    assert re.fullmatch(r"no figures: a probability in bfloat16 differs by \S+ from that in float32\n", printed.err)
