@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the interpreter of an engine that is not in .peers",
     )  # fmt: skip
     parser.add_argument("--logs", type=Path, help="folder for the engines' output; made if it does not exist")
-    parser.add_argument("--out", type=Path, help="JSON result file, e.g. benchmarks/results/end_to_end/NAME.json")
+    parser.add_argument("--out", type=Path, help="JSON result file, e.g. benchmarks/results/end_to_end/zen4/NAME.json")
     return parser
 
 

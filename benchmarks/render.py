@@ -1,7 +1,7 @@
 """Writes tables and plots of the end-to-end results into docs/end_to_end.md:  python -m benchmarks.render
 
-Reads benchmarks/results/end_to_end/*.json and flow_run*.json, replaces the text between the document's two markers, and
-writes an SVG file for each end-to-end result next to the document. Nothing is measured.
+Reads benchmarks/results/end_to_end/*/*.json and flow_run*.json, replaces the text between the document's two markers,
+and writes an SVG file for each end-to-end result next to the document. Nothing is measured.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def render(results: Path, document: Path) -> None:
         ValueError: the document lacks the markers.
     """
     lines = [""]
-    for file in sorted(results.glob("end_to_end/*.json")):
+    for file in sorted(results.glob("end_to_end/*/*.json")):
         found = json.loads(file.read_text())
         lines += render_comparison(file.stem, found)
         (document.parent / f"{file.stem}.svg").write_text(render_plot(found))

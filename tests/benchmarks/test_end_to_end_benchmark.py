@@ -58,7 +58,7 @@ def test_a_right_engine_is_timed_a_wrong_one_is_not(
     """Processes, protocol, referee, rounds, JSON, tables and plot, with the real engines."""
     monkeypatch.setattr(engine_session, "PEERS_FOLDER", tmp_path / "peers")
     write_checkpoint(tmp_path / "model", SHAPES["tiny"])
-    out = tmp_path / "results" / "end_to_end" / "end_to_end_tiny.json"
+    out = tmp_path / "results" / "end_to_end" / "cpu" / "end_to_end_tiny.json"
     engines = ["batchloom", "transformers-padded", "wrong", "absent"]
     exit_code = end_to_end.main(
         [
@@ -97,7 +97,7 @@ def test_a_right_engine_is_timed_a_wrong_one_is_not(
 
     document = tmp_path / "end_to_end.md"
     document.write_text("# Before\n<!-- end-to-end: generated -->\nold\n<!-- end-to-end: end -->\nAfter\n")
-    render.render(out.parents[1], document)
+    render.render(out.parents[2], document)
     text = document.read_text()
     assert text.startswith("# Before\n")
     assert text.endswith("\nAfter\n")
