@@ -246,12 +246,12 @@ class Engine(BatchCalls):
 
     def _run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         use_device(self._model.device)  # this may not be the thread that loaded the model
-        try:
-            if self._prompt_process is not None:
-                yield from self._prompt_process.run(scheduler, sampler)
-                return
+        if self._prompt_process is not None:
+            steps = self._prompt_process.run(scheduler, sampler)
+        else:
             run = run_overlapped if self._overlaps_steps else run_steps
             steps = run(scheduler, self._runner.forward, sampler)
+        try:
             yield from steps if self._model.shard is None else self._model.shard.watch(steps)
         except (Exception, GeneratorExit):
             self._cache.clear_broken_blocks()

@@ -28,7 +28,7 @@ class PromptProcess:
         self._config = replace(config, device=str(resolve_prefill_device(runner.model.device)))
         self._runner = runner
         self.client: PrefillClient | None = None
-        self._end: Callable[[], object] = lambda: None
+        self._end: Callable[[], object]  # kills the client's process once; set with the client
 
     def run(self, scheduler: Scheduler, sampler: TokenSampler) -> CommittedSteps:
         """See `run_disaggregated`."""

@@ -56,8 +56,8 @@ class KeepingEngine(Engine):
         adapter = "" if self.adapter is None else self.adapter.digest
         run = KeptRun(self._keeper, f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}")
         try:
-            how["make_node"] = run.make_node
-            yield from super().run_plan(requests, run.extend(groups), on_step=run.watch(on_step), **how)
+            how |= {"on_step": run.watch(on_step), "make_node": run.make_node}
+            yield from super().run_plan(requests, run.extend(groups), **how)
             run.finish_writes()
         finally:
             run.end()

@@ -85,14 +85,14 @@ create table if not exists runs (
     num_ok bigint,
     num_errors bigint,
     num_unanswered bigint,     -- status interrupted or deadline: rows that the next run answers
-    num_already_done bigint,   -- rows that earlier runs had answered
+    num_already_done bigint,   -- rows that earlier runs had done, those that failed for good among them
     num_prompt_tokens bigint,
     num_cached_tokens bigint,
     num_output_tokens bigint,
     num_computed_tokens bigint, -- tokens that went through the model, without padding
     token_saving_ratio double, -- of the plan: shared tokens / prompt tokens, 0 to 1
     best_token_saving_ratio double, -- upper bound for any sharing of prefixes
-    tokens_per_second double,  -- (prompt + output tokens) / infer_seconds
+    tokens_per_second double,  -- (prompt + output tokens) / infer_seconds; null if planned together with others
     read_seconds double,
     tokenize_seconds double,
     plan_seconds double,

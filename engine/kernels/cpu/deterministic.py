@@ -23,6 +23,7 @@ CHUNK_TOKENS = 256
 """KV tokens whose values are applied at once; the same as CHUNK in cpp/attention.h."""
 
 _BYTES_AT_ONCE = 32 << 20
+"""Of the products of rows with labels' weights, before they are added up."""
 
 
 class DeterministicBackend(NativeBackend):

@@ -42,7 +42,7 @@ class NativeBackend(NativeOperations, AttentionBackend):
         super().__init__(**shape)
         self.library, self.suffix, self.dtype = load_library(folder, "native"), ELEMENT_TYPES[dtype], dtype
 
-    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
+    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
         """Layers in one C++ call; with torch's matrix products where the kernels do not support the sizes.
         `weights` is read one at a time, so that the caller can free each layer before the next one is copied."""
         packed: list[PanelLayer] = []

@@ -226,7 +226,8 @@ def test_answers_of_a_row_count_though_another_question_of_it_failed(typed: Path
 def test_nothing_is_written_if_no_label_can_be_calibrated(typed: Path) -> None:
     sql(typed, "update gold set topic = 'a'")
     with pytest.raises(
-        DatabaseError, match=f"^gold table 'gold', topic_probabilities of 'a', 'b', 'c': {SAME} .answers of tiny.$"
+        DatabaseError,
+        match=rf"^gold table 'gold', topic_probabilities of 'a', 'b', 'c': {SAME} \(answers of tiny\)$",
     ):
         calibrate_answers.fn(str(typed), SNIPPETS, "gold", "platt")
     assert not sql(typed, "select * from information_schema.tables where table_name like 'calibrat%'")
