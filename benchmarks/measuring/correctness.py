@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from benchmarks.measuring.batch import Batch
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.protocol import Answers
@@ -92,11 +94,12 @@ class Referee:
             self._labels[batch.name] = reply["answer"]["label_logprobs"]
         expected = self._labels[batch.name]
         for index, (found, right) in enumerate(zip(answers.label_logprobs, expected, strict=True)):
-            error = max(abs(a - b) for a, b in zip(found, right, strict=True))
+            error = float(np.abs(np.subtract(found, right)).max())
             verdict.num_answers += 1
-            verdict.num_greedy += error <= MOST_LABEL_ERROR
+            is_right = error <= MOST_LABEL_ERROR  # false for NaN
+            verdict.num_greedy += is_right
             verdict.largest_label_error = max(verdict.largest_label_error, error)
-            if error > MOST_LABEL_ERROR and verdict.first_wrong is None:
+            if not is_right and verdict.first_wrong is None:
                 verdict.first_wrong = _place(batch, index, 0, error)
 
 

@@ -144,7 +144,7 @@ def figures(timed: Timed, batch: Batch, shape: ModelShape, ceilings: Ceilings) -
 
 
 def speedups(found: Mapping[str, Timed | str]) -> dict[str, dict[str, float]]:
-    """batchloom's speed over each other engine's: ratio of medians, least and most of any round."""
+    """batchloom's speed over each other engine's in the same round: median, least and most of all rounds."""
     ours = found.get(OURS)
     if not isinstance(ours, Timed):
         return {}
@@ -152,6 +152,6 @@ def speedups(found: Mapping[str, Timed | str]) -> dict[str, dict[str, float]]:
     for name, timed in found.items():
         if name != OURS and isinstance(timed, Timed):
             rounds = [theirs / own for theirs, own in zip(timed.seconds, ours.seconds, strict=True)]
-            median = statistics.median(timed.seconds) / statistics.median(ours.seconds)
-            ratios[name] = {"median": round(median, 3), "least": round(min(rounds), 3), "most": round(max(rounds), 3)}
+            figures = {"median": statistics.median(rounds), "least": min(rounds), "most": max(rounds)}
+            ratios[name] = {figure: round(ratio, 3) for figure, ratio in figures.items()}
     return ratios

@@ -38,3 +38,5 @@ def test_another_answer_gives_no_figures() -> None:
     assert check(side, side, "float32") == 0.0
     with pytest.raises(WrongAnswerError, match="a probability differs by"):
         check(side, replace(side, probabilities=[[(-2.3, -0.1)]]), "bfloat16")
+    with pytest.raises(WrongAnswerError, match="a probability differs by nan"):
+        check(side, replace(side, probabilities=[[(-0.1, float("nan"))]]), "bfloat16")

@@ -15,9 +15,10 @@ import pytest
 from benchmarks import end_to_end, render
 from benchmarks.measuring import comparison, engine_session
 from benchmarks.measuring.batch import Batch, random_groups
+from benchmarks.measuring.correctness import Referee, Verdict
 from benchmarks.measuring.machine import commit
 from benchmarks.measuring.model_folder import read_model_shape
-from benchmarks.measuring.timed_runs import Ceilings, Timed, figures, measure_batch
+from benchmarks.measuring.timed_runs import Ceilings, Timed, figures, measure_batch, speedups
 from benchmarks.measuring.workloads import MICRO_DEGREES, MICRO_LENGTHS, Sizes, make_batches, workload_names
 from benchmarks.peers.catalog import PEERS, Peer, available, find_python
 from benchmarks.peers.process import PeerError, PeerProcess
@@ -219,6 +220,24 @@ def test_without_a_warm_up_the_first_run_counts() -> None:
     timed = found["batchloom"]
     assert isinstance(timed, Timed)
     assert timed.seconds == [1, 2]
+
+
+def test_a_factor_is_the_median_over_rounds_not_of_times() -> None:
+    """A machine that is slow in one round is so for both engines."""
+    answers = Answers(token_ids=[], seconds=1.0)
+    times = {"batchloom": [2.0, 4.0, 3.0], "vllm": [6.0, 4.4, 3.3]}
+    found = speedups({name: Timed(seconds=seconds, answers=answers) for name, seconds in times.items()})
+    assert found == {"vllm": {"median": 1.1, "least": 1.1, "most": 3.0}}
+
+
+@pytest.mark.parametrize(("label", "is_right"), [(-1.0, True), (-1.1, False), (float("nan"), False)])
+def test_labels_are_right_or_wrong(label: float, is_right: bool) -> None:
+    process = SimpleNamespace(call=lambda *_: {"answer": {"label_logprobs": [[-1.0, -0.5]]}})
+    batch = Batch(name="scoring", shape="", groups=[], num_output_tokens=1, labels=[1, 2], vocab_size=9)
+    verdict = Verdict()
+    answers = Answers(token_ids=[[]], seconds=1.0, label_logprobs=[[label, -0.5]])
+    Referee(process, timeout_seconds=1).judge(batch, [[3]], answers, verdict)  # type: ignore[arg-type]
+    assert (verdict.is_right, verdict.num_greedy) == (is_right, int(is_right))
 
 
 def test_the_machine_is_measured_in_each_measured_round() -> None:
