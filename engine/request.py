@@ -88,14 +88,16 @@ class Request:
 
         try:
             given = np.asarray(self.token_ids)
-            token_ids = np.ascontiguousarray(given, dtype=np.int32)
         except (TypeError, ValueError, OverflowError) as error:
             refuse(f"token_ids must be integers: {error}")
-        if token_ids.ndim != 1 or token_ids.size == 0:
-            refuse(f"the prompt must hold at least one token, got shape {token_ids.shape}")
-        if given.dtype.kind not in "iu" or (given != token_ids).any() or given.min() < 0:
+        if given.ndim != 1 or given.size == 0:
+            refuse(f"the prompt must hold at least one token, got shape {given.shape}")
+        if given.dtype.kind not in "iu":
+            refuse(f"token_ids must be integers, got {given.dtype}")
+        if given.min() < 0 or given.max() > np.iinfo(np.int32).max:
             what = "integers that fit int32 and are not negative"
-            refuse(f"token_ids must be {what}, got {given.dtype} from {given.min()} to {given.max()}")
+            refuse(f"token_ids must be {what}, got {given.min()} to {given.max()}")
+        token_ids = np.ascontiguousarray(given, dtype=np.int32)
         object.__setattr__(self, "token_ids", token_ids)
         try:
             object.__setattr__(self, "labels", tuple(tuple(map(index, label)) for label in self.labels))

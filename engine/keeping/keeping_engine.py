@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.execution.step_record import StepRecord
-from engine.keeping.kept_run import KeptRun
+from engine.keeping.kept_run import KeptNode, KeptRun
 from engine.keeping.prefix_keeper import PrefixKeeper
 from engine.keeping.prefix_store import PrefixStore
 from engine.model.loading.checkpoint import checkpoint_digest
@@ -56,7 +57,7 @@ class KeepingEngine(Engine):
         adapter = "" if self.adapter is None else self.adapter.digest
         run = KeptRun(self._keeper, f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}")
         try:
-            how |= {"on_step": run.watch(on_step), "make_node": run.make_node}
+            how |= {"on_step": run.watch(on_step), "make_node": partial(KeptNode, run)}
             yield from super().run_plan(requests, run.extend(groups), **how)
             run.finish_writes()
         finally:

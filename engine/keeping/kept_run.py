@@ -46,6 +46,11 @@ class KeptNode(PrefixNode):
         self.keys = run.name_blocks(self)
         self.num_loaded = 0
 
+    def announce(self) -> None:
+        for node in self.chain():
+            assert isinstance(node, KeptNode)
+            self._run.read_later(node)
+
     def acquire(self, pool: BlockPool) -> int:
         missing = [node for node in self.chain() if not node.holds_blocks]
         num_tokens = super().acquire(pool)
@@ -75,7 +80,7 @@ class KeptRun:
         self._about = f"{about} {len(keys)} {tuple(keys[0].shape[1:])} {keys[0].dtype}"
         self._num_loaded: dict[str, int] = {}
         self._num_written = 0
-        self._next: deque[str] = deque()
+        self._next: dict[str, None] = {}
         self._mapped: dict[str, Future[torch.Tensor | None]] = {}
         self._writes: deque[Future[bool]] = deque()
         self._computed: list[tuple[Sequence[bytes], torch.Tensor]] = []
@@ -84,12 +89,10 @@ class KeptRun:
         """The groups, where prompts with more on disk than their group's prefix get groups of their own."""
         return [extended for group in groups for extended in self._extend(group)]
 
-    def make_node(self, **place: Any) -> KeptNode:
-        """Makes a node with the arguments of `PrefixNode`, and starts to read it where it is on disk."""
-        node = KeptNode(self, **place)
-        self._next.extend(dict.fromkeys(name for name, _ in self._keeper.find(node.keys)))
+    def read_later(self, node: KeptNode) -> None:
+        """Reads what is on disk of a node ahead, after the nodes that this was called for before."""
+        self._next |= dict.fromkeys(name for name, _ in self._keeper.find(node.keys))
         self._read_ahead()
-        return node
 
     def watch(self, on_step: OnStep | None) -> OnStep:
         """A callback that measures the steps' time per token, and calls `on_step`."""
@@ -199,7 +202,8 @@ class KeptRun:
 
     def _read_ahead(self) -> None:
         while self._next and len(self._mapped) < MOST_READ_AHEAD:
-            name = self._next.popleft()
+            name = next(iter(self._next))
+            del self._next[name]
             if name not in self._mapped and name not in self._num_loaded:
                 self._mapped[name] = self._keeper.reader.submit(self._keeper.read, name)
 

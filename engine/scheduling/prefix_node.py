@@ -53,7 +53,10 @@ class PrefixNode:
     @property
     def is_complete(self) -> bool:
         """Whether the whole chain is computed: a node with blocks keeps its parents resident."""
-        return self.num_uncomputed == 0 and (self.parent is None or self.parent.is_complete)
+        return all(node.num_uncomputed == 0 for node in self.chain())
+
+    def announce(self) -> None:
+        """Called before the first step, in the order in which groups start, for each group's node."""
 
     def chain(self) -> list["PrefixNode"]:
         """From the root to this node."""
@@ -108,11 +111,11 @@ class PrefixNode:
 
     def finish_user(self, pool: BlockPool) -> None:
         """Counts one user as finished; the last one frees the node, and so on upwards."""
-        self.num_unfinished -= 1
-        if self.num_unfinished == 0:
-            self.release(pool)
-            if self.parent is not None:
-                self.parent.finish_user(pool)
+        for node in reversed(self.chain()):
+            node.num_unfinished -= 1
+            if node.num_unfinished:
+                return
+            node.release(pool)
 
     def charge(self) -> int:
         """Marks the chain's tokens as charged; returns how many no request had been charged with."""

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable
+from operator import itemgetter
 
 from engine.config import EngineConfig, Order
 from engine.scheduling.admission import Admission
@@ -17,10 +18,20 @@ def order_groups(groups: Iterable[ScheduledGroup], order: Order) -> list[Schedul
 
     "ratio": the largest ratio of expected decode tokens to prefill tokens first (BatchLLM Eq. 4), so that long answers
     start early and their decode tokens share steps with prefill. The others: see `order_by_request`.
+
+    The groups below a prefix node follow the first of them, so that few nodes are in memory at a time and none is
+    evicted and computed again.
     """
     if order == "ratio":
-        return sorted(groups, key=lambda group: -_decode_to_prefill_ratio(group))
-    return order_by_request(groups, order)
+        arranged = sorted(groups, key=lambda group: -_decode_to_prefill_ratio(group))
+    else:
+        arranged = order_by_request(groups, order)
+    first: dict[PrefixNode, int] = {}
+    places = []
+    for place, group in enumerate(arranged):
+        chain = group[0].node.chain() if group[0].node is not None else []
+        places.append([*(first.setdefault(node, place) for node in chain), place])
+    return [group for _, group in sorted(zip(places, arranged, strict=True), key=itemgetter(0))]
 
 
 def _decode_to_prefill_ratio(group: ScheduledGroup) -> float:
@@ -56,6 +67,9 @@ class RequestQueues:
         self.prefilling: dict[Sequence, None] = {}
         self.decoding: dict[Sequence, None] = {}
         self.num_unfinished = sum(map(len, self.waiting_groups))
+        for group in self.waiting_groups:
+            if group[0].node is not None:
+                group[0].node.announce()
 
     @property
     def num_running(self) -> int:

@@ -58,6 +58,13 @@ def test_any_integer_sequence_becomes_int32() -> None:
         ({"mode": "embed", "normalize": None}, "normalize must be True or False, got None"),
         ({"grammar": "[0-9]+"}, r"grammar must be a Grammar, got '\[0-9\]\+'"),
         ({"thinking": 5}, "thinking must be a Thinking, got 5"),
+        ({"token_ids": ["1", "2"]}, "token_ids must be integers, got <U1"),
+        ({"token_ids": [1j]}, "token_ids must be integers, got complex128"),
+        ({"token_ids": 5}, r"the prompt must hold at least one token, got shape \(\)"),
+        (
+            {"token_ids": [1, 2**31]},
+            "token_ids must be integers that fit int32 and are not negative, got 1 to 2147483648",
+        ),
         ({"labels": ((1,), (2,))}, "belong to mode 'score'"),
         ({"mode": "score"}, "two or more"),
         ({"mode": "score", "labels": ((1,), ())}, "non-empty"),

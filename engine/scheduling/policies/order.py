@@ -7,7 +7,7 @@ from engine.scheduling.sequence import ScheduledGroup, Sequence, expected_extra_
 
 
 def order_by_request(groups: Iterable[ScheduledGroup], order: Order) -> list[ScheduledGroup]:
-    """Sorts groups, and the requests within each group; equal ones keep their order.
+    """Sorts groups, and the requests within each group; equal ones keep their order. See `order_groups`, too.
 
     "fcfs"
         first come, first served: by the position of a group's first request among the requests given.

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import Completion, Engine, EngineConfig, Request, plan_prefix_groups
 from engine.errors import BusyError, ConfigError
 from engine.execution.step_record import StepRecord
-from engine.keeping import prefix_keeper
+from engine.keeping import kept_run, prefix_keeper
 from engine.keeping.keeping_engine import KeepingEngine
 from engine.keeping.kept_run import KeptRun
 from engine.keeping.prefix_store import PrefixStore
@@ -89,6 +90,24 @@ def test_a_later_run_computes_questions_alone(plain: Engine, tiny_llama: Path, t
     assert run(keeping(tiny_llama, tmp_path / "other"), first)[1] == num_first, (
         "another database has a cache of its own"
     )
+
+
+def test_files_are_read_ahead_in_the_order_in_which_groups_start(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short documents start first, since their answers are longest for their prompts; the plan has another order."""
+    monkeypatch.setattr(kept_run, "MOST_READ_AHEAD", 2)
+    run(keeping(tiny_llama, tmp_path), ask(range(8), [1, 2]))
+    take, were_ahead = KeptRun._take, []
+
+    def record(self: KeptRun, name: str) -> torch.Tensor | None:
+        were_ahead.append(name in self._mapped)
+        return take(self, name)
+
+    monkeypatch.setattr(KeptRun, "_take", record)
+    run(keeping(tiny_llama, tmp_path), ask(range(8), [3, 4]))
+    assert len(were_ahead) >= 8
+    assert all(were_ahead)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

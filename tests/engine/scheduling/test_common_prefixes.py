@@ -8,11 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import EngineConfig, PrefixGroup, Request, plan_prefix_groups
+from engine.config import Order
 from engine.planning.group import Member
 from engine.planning.planner import PlanMethod, plan_prompts
 from engine.planning.prefix_tree import build_prefix_tree
+from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.sharing import schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
+from engine.scheduling.scheduler import Scheduler
 
 Prompt = list[int]
 
@@ -44,6 +47,47 @@ def common_ends(groups: list[PrefixGroup], block_size: int) -> list[list[int]]:
     for row, node in zip(tree.rows.tolist(), tree.leaf_nodes.tolist(), strict=True):
         ends[row] = ends_of_node[node]
     return ends
+
+
+@pytest.mark.parametrize("order", ["ratio", "fcfs", "sjf", "priority"])
+def test_a_document_is_computed_once_however_its_groups_are_ordered(order: Order) -> None:
+    """Long answers to one question of a document and labels for another; memory holds a third of all documents."""
+    rng = np.random.default_rng(0)
+    head, first, second = (rng.integers(3, 99, length).tolist() for length in (9, 20, 20))
+    documents = [head + rng.integers(3, 99, rng.integers(80, 120)).tolist() for _ in range(30)]
+    score = {"mode": "score", "labels": ((5,), (6,))}
+    requests = [
+        Request(request_id="", token_ids=[*document, *question, tail], priority=tail, **how)
+        for question, how in ((first, {"max_new_tokens": 16}), (second, score))
+        for document in documents
+        for tail in (1, 2)
+    ]
+    config = EngineConfig(block_size=8, max_num_batched_tokens=64, order=order)
+    groups = plan_prefix_groups([request.token_ids for request in requests], block_size=8)
+    scheduled = schedule_groups(requests, groups, (), config)
+    nodes = {node for group in scheduled if group[0].node for node in group[0].node.chain()}
+    num_planned = sum(len(node.token_ids) for node in nodes) + sum(s.num_suffix for group in scheduled for s in group)
+    assert len(nodes) > 80  # a head, documents, their questions
+    scheduler = Scheduler(scheduled, pool=make_pool(config, 200), config=config, swap=None)
+    num_computed = 0
+    while scheduler.num_unfinished:
+        step = scheduler.schedule()
+        num_computed += sum(step.prefixes.values()) + sum(count for _, count in step.suffixes)
+        scheduler.commit(step, [7] * len(step.sampled), lambda *_: ((), None))
+    assert num_computed == num_planned
+
+
+def test_a_text_may_grow_from_prompt_to_prompt_a_thousand_times() -> None:
+    prompts = [[3] * (2 * turn + 1) for turn in range(1, 1200)]
+    requests = [Request(request_id="", token_ids=prompt, max_new_tokens=1) for prompt in prompts]
+    config = EngineConfig(block_size=2, max_num_batched_tokens=4096)
+    scheduled = schedule_groups(requests, plan_prefix_groups(prompts, block_size=2), (), config)
+    assert max(len(group[0].node.chain()) for group in scheduled if group[0].node) > 1000
+    scheduler = Scheduler(scheduled, pool=make_pool(config, 4096), config=config, swap=None)
+    while scheduler.num_unfinished:
+        step = scheduler.schedule()
+        scheduler.commit(step, [7] * len(step.sampled), lambda *_: ((), None))
+    assert scheduler.pool.num_free == 4096
 
 
 def test_groups_below_one_instruction_share_its_full_blocks() -> None:
