@@ -22,11 +22,6 @@ class GpuRun:
     commit: str
     num_processors: int
 
-    @staticmethod
-    def tolerance(dtype: torch.dtype) -> float:
-        """Largest error against float64 that a result on standard normal inputs may have."""
-        return {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 6e-2}[dtype]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
@@ -34,6 +29,13 @@ class Ceilings:
 
     memory_gb_s: float
     matrix_tflops: float
+
+
+def error_of(out: torch.Tensor, expected: torch.Tensor) -> tuple[float, bool]:
+    """The largest error of a result on standard normal inputs, and whether its number format explains it; `expected` is
+    in float64."""
+    error = float((out.double() - expected).abs().max())
+    return error, error < {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 6e-2}[out.dtype]
 
 
 def require_gpu(program: str) -> GpuRun:
