@@ -35,6 +35,7 @@ import jsonschema
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
+from benchmarks.measuring.turns import in_turn
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine import Completion, Engine, EngineConfig, Grammar, Request, StepRecord, Vocabulary, plan_prefix_groups
 from engine.grammar import Constraint
@@ -185,9 +186,8 @@ def measure(bench: Bench, prompts: Sequence[Sequence[int]], num_rounds: int) -> 
     }
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(num_rounds + 1):
-        names = [*variants]
         timed = {}
-        for name in names[number % 3 :] + names[: number % 3]:
+        for name in in_turn(variants, number):
             answers, taken = bench.run(variants[name])
             timed[name] = taken | {"tokens": sum(len(answer.token_ids) for answer in answers)}
         rounds.append(timed)
