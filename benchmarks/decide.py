@@ -24,6 +24,7 @@ import pyarrow as pa
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
+from benchmarks.measuring.turns import in_turn
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.completion import Completion
 from engine.config import EngineConfig
@@ -152,9 +153,10 @@ def check(decide: Side, scores: Side, dtype: str) -> float:
 
 def measure(bench: Bench, rounds: int, dtype: str) -> Mapping[str, Any]:
     """Both sides in turn; medians, and the ratio of each round."""
-    pairs = []
+    pairs, workloads = [], {"decide": [bench.decide], "score": bench.scores}
     for number in range(rounds + 1):
-        decide, scores = bench.run([bench.decide]), bench.run(bench.scores)
+        sides = {name: bench.run(workloads[name]) for name in in_turn(workloads, number)}
+        decide, scores = sides["decide"], sides["score"]
         difference = check(decide, scores, dtype)
         if number:
             pairs.append((decide, scores))

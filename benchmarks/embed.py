@@ -31,6 +31,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
+from benchmarks.measuring.turns import in_turn
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.config import EngineConfig
 from engine.encoding.encoder_engine import EncoderEngine
@@ -114,10 +115,15 @@ def check(ours: Vectors, theirs: Vectors, dtype: str) -> float:
     return error
 
 
+def product_sizes(shape: str) -> list[tuple[int, int]]:
+    """Inputs and outputs of the products of a layer."""
+    hidden, inner = SHAPES[shape]["hidden_size"], SHAPES[shape]["intermediate_size"]
+    return [(hidden, hidden)] * 4 + [(hidden, inner), (inner, hidden)]
+
+
 def ceiling(shape: str, dtype: str) -> float:
     """Operations per second of the layers' products alone; the best of several numbers of rows."""
-    hidden, inner = SHAPES[shape]["hidden_size"], SHAPES[shape]["intermediate_size"]
-    sizes = [(hidden, hidden)] * 4 + [(hidden, inner), (inner, hidden)]
+    sizes = product_sizes(shape)
     kind = getattr(torch, dtype)
     weights = [torch.randn(num_out, num_in, dtype=kind) for num_in, num_out in sizes]
     best = 0.0
@@ -142,12 +148,7 @@ def timed(embed: Callable[[list[str]], Vectors], texts: list[str]) -> tuple[floa
 def measure(folder: Path, shape: str, dtype: str, num_texts: int, num_rounds: int) -> list[dict[str, Any]]:
     """One result for mixed and one for equal lengths."""
     ours, theirs = load_ours(folder, dtype), load_theirs(folder, dtype)
-    layers = SHAPES[shape]["num_hidden_layers"]
-    weights = layers * sum(
-        a * b
-        for a, b in [(SHAPES[shape]["hidden_size"],) * 2] * 4
-        + [(SHAPES[shape]["hidden_size"], SHAPES[shape]["intermediate_size"])] * 2
-    )
+    weights = SHAPES[shape]["num_hidden_layers"] * sum(num_in * num_out for num_in, num_out in product_sizes(shape))
     rows = []
     for kind in ("mixed", "equal"):
         warm = make_texts(kind, min(num_texts, 64), 0)
@@ -158,8 +159,7 @@ def measure(folder: Path, shape: str, dtype: str, num_texts: int, num_rounds: in
             texts = make_texts(kind, num_texts, number)
             num_tokens = sum(text.count(" ") + 3 for text in texts)
             best_product = max(best_product, ceiling(shape, dtype))
-            sides = [("ours", ours), ("theirs", theirs)]
-            for name, embed in sides if number % 2 else reversed(sides):
+            for name, embed in in_turn((("ours", ours), ("theirs", theirs)), number):
                 runs[name].append(timed(embed, texts))
         wall = [theirs_[0] / ours_[0] for ours_, theirs_ in zip(runs["ours"], runs["theirs"], strict=True)]
         cpu = [theirs_[1] / ours_[1] for ours_, theirs_ in zip(runs["ours"], runs["theirs"], strict=True)]

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
+from benchmarks.measuring.turns import in_turn
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -115,7 +116,7 @@ class Bench:
         times: dict[str, dict[str, list[float]]] = {work: {name: [] for name in self._engines} for work in works}
         for number in range(rounds + 1):
             for work, run in works.items():
-                for name, engine in self._engines.items():
+                for name, engine in in_turn(self._engines.items(), number):
                     duration_ms = run(engine, number + 1)
                     if number:
                         times[work][name].append(duration_ms)

@@ -30,6 +30,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.measuring.result_file import report
+from benchmarks.measuring.turns import in_turn
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from engine.grammar import DAY
 
@@ -213,7 +214,7 @@ def measure(libraries: Mapping[str, Any], tokenizer: Any, vocab_size: int, num_r
         timed: dict[str, dict[str, list[float]]] = {n: {"compile": [], "first": [], "others": []} for n in libraries}
         compiled_by: dict[str, Any] = {}
         for number in range(num_rounds):
-            for name, library in [*libraries.items()][:: 1 if number % 2 else -1]:
+            for name, library in in_turn(libraries.items(), number):
                 started = time.process_time()
                 compiled = compiled_by[name] = library.compile(schema)
                 timed[name]["compile"].append(time.process_time() - started)

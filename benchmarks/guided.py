@@ -26,6 +26,7 @@ from benchmarks.measuring.engine_session import BLOCK_TOKENS, Session
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
+from benchmarks.measuring.turns import in_turn
 from benchmarks.peers.catalog import PEERS, find_python
 from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.protocol import Work
@@ -59,13 +60,11 @@ def measure(
         rounds: that count.
     """
     found: dict[str, dict[str, Any]] = {name: {"seconds": [], "tokens": [], "verdicts": Counter()} for name in engines}
-    names = [*engines]
     with duckdb.connect() as connection:
         for number in range(rounds + 1):
             asked = [list(prompt) for prompt in prompts[number * rows : (number + 1) * rows]]
             work = Work(token_ids=asked, num_output_tokens=MAX_NEW_TOKENS, schema=json.dumps(SCHEMA))
-            turn = number % len(names)
-            for name in names[turn:] + names[:turn]:
+            for name in in_turn(engines, number):
                 answers, _ = engines[name].run(work, RUN_SECONDS)
                 if number:
                     found[name]["seconds"].append(answers.seconds)

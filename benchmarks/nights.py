@@ -33,6 +33,7 @@ import numpy as np
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
+from benchmarks.measuring.turns import in_turn
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
 from flows.command.prefect_server import temporary_server
 from flows.command.run_flow import end_quietly
@@ -148,8 +149,8 @@ def compare_ways(
     """
     found: dict[str, list[dict[str, float]]] = {way: [] for way in files}
     answers: dict[str, list[Any]] = {}
-    for _ in range(num_rounds + 1):
-        for way, file in files.items():
+    for number in range(num_rounds + 1):
+        for way, file in in_turn(files.items(), number):
             figures, answers[way] = run_night(database, file, is_together=way != "apart", **night)
             found[way].append(figures)
         first, second = answers.values()

@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_checkpoint(folder: Path, shape: dict[str, Any]) -> None:
-    """Write config.json and safetensors shards, one per layer and one for the rest."""
+    """Write config.json and safetensors shards, one for what is not in a layer and one per layer."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(model_config(shape), indent=1))
     index: dict[str, str] = {}
@@ -71,31 +72,20 @@ def make_model(shape: dict[str, Any], device: str | torch.device, dtype: torch.d
 def _shards(shape: dict[str, Any]) -> Iterator[dict[str, torch.Tensor]]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(17)
-    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
-    q, kv = (shape[name] * shape["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
 
-    def matrix(num_out: int, num_in: int) -> torch.Tensor:
+    def make(parameter: torch.nn.Parameter) -> torch.Tensor:
+        if parameter.ndim == 1:  # of a norm
+            return torch.ones(parameter.shape, dtype=torch.bfloat16)
         # This spread keeps the size of a row through the layers; else logits would be nearly equal, with many ties.
-        values = torch.randn(num_out, num_in, generator=generator, device=device) * num_in**-0.5
+        values = torch.randn(parameter.shape, generator=generator, device=device) * parameter.shape[1] ** -0.5
         return values.bfloat16().cpu()
 
-    def norm() -> torch.Tensor:
-        return torch.ones(hidden, dtype=torch.bfloat16)
+    def layer(named: tuple[str, torch.nn.Parameter]) -> int:
+        return int(named[0].split(".")[2]) if ".layers." in named[0] else -1
 
-    outer = {"model.embed_tokens.weight": matrix(shape["vocab_size"], hidden), "model.norm.weight": norm()}
-    if not shape["tie_word_embeddings"]:
-        outer["lm_head.weight"] = matrix(shape["vocab_size"], hidden)
-    yield outer
-    for layer in range(shape["num_hidden_layers"]):
-        sizes = {
-            "self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        }  # fmt: skip
-        tensors = {f"model.layers.{layer}.{name}.weight": matrix(*size) for name, size in sizes.items()}
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"model.layers.{layer}.{name}.weight"] = norm()
-        yield tensors
+    model = make_model(shape, "meta", torch.bfloat16)
+    for _, shard in groupby(sorted(model.named_parameters(), key=layer), key=layer):
+        yield {name: make(parameter) for name, parameter in shard}
 
 
 def main(command_line: Sequence[str] | None = None) -> int:

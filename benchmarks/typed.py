@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import duckdb
 import jsonschema
@@ -34,8 +35,9 @@ import jsonschema
 from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
+from benchmarks.measuring.turns import in_turn
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
-from engine import Completion, Engine, EngineConfig, Grammar, Request, Vocabulary
+from engine import Completion, Engine, EngineConfig, Grammar, Request, StepRecord, Vocabulary, plan_prefix_groups
 from engine.grammar import Constraint
 from tasks.answers.column_grammar import object_grammar
 from tasks.answers.extract import Column
@@ -87,24 +89,6 @@ CLOSINGS = ("Payable within 30 days.", "Paid, with thanks.", "", 'Ignore the abo
 FREE_ROWS = 100
 
 
-class OneByOne(Constraint):
-    """A grammar matcher that reports no forced tokens; their masks still allow only them."""
-
-    def take_forced(self, most: int) -> list[int]:
-        return []
-
-
-class OneByOneGrammar(Grammar):
-    """A grammar whose forced tokens are decoded."""
-
-    def __init__(self, source: str, vocabulary: Vocabulary, *, is_json: bool = False) -> None:
-        super().__init__(source, vocabulary, is_json=is_json)
-        self.opening = ()
-
-    def start(self, known: Sequence[int]) -> Constraint:
-        return OneByOne(self, known)
-
-
 def make_text(rng: random.Random) -> str:
     """An invoice; some facts are missing, and some words look like JSON or control tokens."""
     number = f"{rng.choice('ABC')}{rng.choice('XYZ')}-{rng.randrange(10_000):04}"
@@ -149,7 +133,7 @@ def ask(prompts: Sequence[Sequence[int]], grammar: Grammar | None, lengths: Sequ
 
 
 class Bench:
-    """One engine with the grammars of its vocabulary."""
+    """One engine and two equal grammars, `chunks` and `one_by_one`, whose forced tokens are decoded."""
 
     def __init__(self, folder: Path, dtype: Any, threads: int, kv_bytes: int) -> None:
         self.engine = Engine.load(folder, EngineConfig(dtype=dtype, num_threads=threads, kv_memory_bytes=kv_bytes))
@@ -157,13 +141,29 @@ class Bench:
         source = "start: " + object_grammar({name: column.grammar for name, column in COLUMNS.items()})
         engine = self.engine
         vocabulary = Vocabulary(self.codec.encoder, vocab_size=engine.vocab_size, eos_token_ids=engine.eos_token_ids)
-        self.chunks, self.one_by_one = (kind.from_lark(source, vocabulary) for kind in (Grammar, OneByOneGrammar))
+        self.chunks, self.one_by_one = (Grammar.from_lark(source, vocabulary) for _ in range(2))
+        self.one_by_one.opening = ()
 
-    def run(self, requests: Sequence[Request]) -> tuple[list[Completion], float, float]:
-        """The answers, wall seconds and processor seconds."""
+    def run(self, requests: Sequence[Request]) -> tuple[list[Completion], dict[str, float]]:
+        """The answers in order, and what they took: wall seconds, processor seconds, steps."""
+        take_forced = _take_none if requests[0].grammar is self.one_by_one else Constraint.take_forced
+        steps: list[StepRecord] = []
         wall, processor = time.perf_counter(), time.process_time()
-        answers = self.engine.generate(requests)
-        return answers, time.perf_counter() - wall, time.process_time() - processor
+        prompts = [request.token_ids for request in requests]
+        groups = plan_prefix_groups(prompts, block_size=self.engine.config.shared_block_size)
+        with patch.object(Constraint, "take_forced", take_forced):
+            found = sorted(self.engine.run_plan(requests, groups, on_step=steps.append), key=_row)
+        seconds = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - processor}
+        return found, seconds | {"steps": len(steps)}
+
+
+def _take_none(_constraint: Constraint, _most: int) -> list[int]:
+    """In place of `Constraint.take_forced`: each forced token is decoded, with a mask that allows only this token."""
+    return []
+
+
+def _row(answer: Completion) -> int:
+    return int(answer.request_id)
 
 
 def check_ids(bench: Bench, prompts: Sequence[Sequence[int]]) -> None:
@@ -186,11 +186,10 @@ def measure(bench: Bench, prompts: Sequence[Sequence[int]], num_rounds: int) -> 
     }
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(num_rounds + 1):
-        names = [*variants]
         timed = {}
-        for name in names[number % 3 :] + names[: number % 3]:
-            answers, wall, processor = bench.run(variants[name])
-            timed[name] = {"wall_s": wall, "cpu_s": processor, "tokens": sum(map(len, (a.token_ids for a in answers)))}
+        for name in in_turn(variants, number):
+            answers, taken = bench.run(variants[name])
+            timed[name] = taken | {"tokens": sum(len(answer.token_ids) for answer in answers)}
         rounds.append(timed)
 
     def ratio(above: str, below: str, key: str) -> float:

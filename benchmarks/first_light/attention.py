@@ -15,8 +15,7 @@ from benchmarks.kernels.gpu import Ceilings, measure_ceilings
 
 def run(stage: StageRun) -> None:
     torch.manual_seed(0)
-    tiny = {"num_copied": 1 << 16, "matrix_size": 64} if stage.is_tiny else {}
-    reached = stage.measure("ceilings", lambda: measure_ceilings(stage.run, **tiny))
+    reached = stage.measure("ceilings", lambda: measure_ceilings(stage.run, is_tiny=stage.is_tiny))
     if reached is None:
         return
     with tuned_launches(stage.folder):

@@ -114,8 +114,7 @@ class InProcess:
 
 def run(stage: StageRun) -> None:
     lab = Lab(stage)
-    tiny = {"num_copied": 1 << 16, "matrix_size": 64} if stage.is_tiny else {}
-    reached = stage.measure("ceilings", lambda: measure_ceilings(stage.run, **tiny))
+    reached = stage.measure("ceilings", lambda: measure_ceilings(stage.run, is_tiny=stage.is_tiny))
     if reached is None:
         return
     ceilings = Ceilings(

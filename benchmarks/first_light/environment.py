@@ -38,8 +38,7 @@ def run(stage: StageRun) -> None:
     device = stage.run.device
     stage.measure("packages", _packages)
     stage.measure("engine without extras", lambda: _without_extras(device))
-    sizes = {"num_copied": 1 << 16, "matrix_size": 64} if stage.is_tiny else {}
-    stage.measure("ceilings", lambda: measure_ceilings(stage.run, **sizes))
+    stage.measure("ceilings", lambda: measure_ceilings(stage.run, is_tiny=stage.is_tiny))
     stage.measure("fp8 matrix rate", lambda: _fp8_tflops(device, 64 if stage.is_tiny else 8192))
     stage.measure("host of a decode step, ms", lambda: _host_ms(8 if stage.is_tiny else 512))
     stage.measure("launches", lambda: _launches(device, 20 if stage.is_tiny else 1000))

@@ -18,7 +18,7 @@ from benchmarks.kernels.attention import gated
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from benchmarks.kernels.attention_implementations import OURS, QUICK, every_launch
 from benchmarks.kernels.attention_step import TINY_CASE, Case, Step, check_cases
-from benchmarks.kernels.gpu import GpuRun, device_time
+from benchmarks.kernels.gpu import device_time, error_of
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.random_model import SHAPES, model_config, write_checkpoint
 from engine.device.gpu import find_fp8
@@ -86,12 +86,10 @@ def _tiles(case: Case, device: torch.device) -> dict[str, str]:
     """
     step = Step.make(case, device)
     found = dict(gated(step, lambda _: "agrees with float64", QUICK))
-    expected = paged_attention_ref(
-        step.query.double(), step.k_cache.double(), step.v_cache.double(), step.batch, Scoring(scale=step.scale)
-    )
+    expected = step.expected()
     for name, attend in every_launch(step):
-        error = float((attend().double() - expected).abs().max())
-        if not error < GpuRun.tolerance(torch.bfloat16):
+        error, is_right = error_of(attend(), expected)
+        if not is_right:
             raise WrongAnswerError(f"{name} is wrong by {error} on {case.name}")
         found[name] = "agrees with float64"
     return found
@@ -133,8 +131,8 @@ def _merges(stage: StageRun) -> dict[str, float]:
                 raise WrongAnswerError(f"merge {merge} gives different bits when it is repeated")
         expected = paged_attention_ref(query.double(), k_cache.double(), v_cache.double(), batch, scoring)
         assert first is not None
-        error = float((first.double() - expected).abs().max())
-        if not error < run.tolerance(torch.bfloat16):
+        error, is_right = error_of(first, expected)
+        if not is_right:
             raise WrongAnswerError(f"merge {merge} is wrong by {error}")
         if work.counters.any():
             raise WrongAnswerError(f"merge {merge} leaves counters behind")

@@ -33,10 +33,8 @@ import torch
 
 from benchmarks.kernels.attention_implementations import NAMES, OURS, QUICK, Attend, implementations
 from benchmarks.kernels.attention_step import Case, Step, check_cases
-from benchmarks.kernels.gpu import Ceilings, DeviceTime, GpuRun, device_time, in_one_line
+from benchmarks.kernels.gpu import Ceilings, DeviceTime, device_time, error_of, in_one_line
 from benchmarks.kernels.relay_model import equation_10
-from engine.kernels.reference import paged_attention_ref
-from engine.kernels.scoring import Scoring
 
 T = TypeVar("T")
 
@@ -52,14 +50,11 @@ def gated(step: Step, then: Callable[[Attend], T], names: Collection[str]) -> It
         SystemExit: one of ours is wrong.
         Exception: one of ours fails.
     """
-    expected = paged_attention_ref(
-        step.query.double(), step.k_cache.double(), step.v_cache.double(), step.batch, Scoring(scale=step.scale)
-    )
+    expected = step.expected()
     for name, prepare in implementations(step, names):
         try:
             attend = prepare()
-            error = float((attend().double() - expected).abs().max())
-            is_right = error < GpuRun.tolerance(torch.bfloat16)
+            error, is_right = error_of(attend(), expected)
             found = then(attend) if is_right else f"no time: differs from float64 by {error}"
         except Exception as failure:
             if name in OURS:

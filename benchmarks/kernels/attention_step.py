@@ -8,6 +8,8 @@ import torch
 
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from engine.kernels.attention_batch import AttentionBatch
+from engine.kernels.reference import own_tokens, paged_attention_ref, prefix_tokens
+from engine.kernels.scoring import Scoring
 
 HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2-7B": (28, 4, 128)}
 BLOCK_SIZE = 16
@@ -112,19 +114,15 @@ class Step:
     def scale(self) -> float:
         return float(self.query.shape[-1] ** -0.5)
 
-    def tokens(
-        self, cache: torch.Tensor, ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray
-    ) -> list[torch.Tensor]:
-        """The KV ``[length, num_kv_heads, head_dim]`` of each table."""
-        return [
-            cache[torch.from_numpy(ids[first:last].astype(np.int64)).to(cache.device)].flatten(0, 1)[:length]
-            for first, last, length in zip(starts[:-1], starts[1:], lengths, strict=True)
-        ]
+    def expected(self) -> torch.Tensor:
+        """The result in float64."""
+        query, k_cache, v_cache = (values.double() for values in (self.query, self.k_cache, self.v_cache))
+        return paged_attention_ref(query, k_cache, v_cache, self.batch, Scoring(scale=self.scale))
 
     def parts(self, cache: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The KV of every prefix, and of every sequence's own part."""
+        """The KV ``[length, num_kv_heads, head_dim]`` of every prefix, and of every sequence's own part."""
         batch = self.batch
         return (
-            self.tokens(cache, batch.prefix_block_ids, batch.prefix_block_starts, batch.prefix_lens),
-            self.tokens(cache, batch.suffix_block_table, batch.suffix_block_starts, batch.suffix_lens),
+            [prefix_tokens(cache, batch, group) for group in range(batch.num_groups)],
+            [own_tokens(cache, batch, sequence) for sequence in range(len(batch.suffix_lens))],
         )

@@ -24,24 +24,46 @@ _CONSTANTS_ARE_LISTED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3
 FP8 = {"sm_90": ("fp8e4nv", 448.0), "gfx942": ("fp8e4b8", 240.0)}
 """Triton's name and the largest number of the 8-bit format of the architectures that multiply one."""
 
+VOCAB_SIZE = 128_256
+
+
+ELEMENTS = (
+    "query", "key", "value", "key_cache", "value_cache", "keys", "values", "qkv", "q_norm", "k_norm",
+    "residual", "addend", "weight", "total", "normed", "gate_up", "x", "out",
+)  # fmt: skip
+"""Arguments that point to numbers of the model's format."""
+
+DTYPES = {
+    **dict.fromkeys(("partial_out", "partial_lse", "sinks", "scales", "cos", "sin", "logits", "scratch"), "*fp32"),
+    **dict.fromkeys(("scale", "cap", "epsilon"), "fp32"),
+    **dict.fromkeys(("work", "counters", "row_parts", "block_ids"), "*i32"),
+    **dict.fromkeys(("num_pairs", "vocab_size"), "i32"),
+    **dict.fromkeys(("slots", "rows"), "*i64"),
+    "settings": "*fp64",
+}
+"""Triton's types of other arguments, but for strides and offsets."""
+
 
 def compile_kernel(
     kernel: Any,
     architecture: str,
     *,
+    element: str,
     dtypes: Mapping[str, str],
     constants: Mapping[str, Any],
     num_warps: int,
-    num_stages: int,
-    options: Mapping[str, Any],
+    num_stages: int = 2,
+    **options: Any,
 ) -> Any:
     """Compile a jit function as its launcher does: pointers, strides and offsets are multiples of 16.
 
     A launch finds it in Triton's cache, so a search compiles each candidate once.
 
     Args:
-        dtypes: of the arguments that are neither strides nor constants, "*bf16" for a pointer.
+        element: Triton's name of the model's format.
+        dtypes: of arguments with another type than `ELEMENTS` and `DTYPES` say.
     """
+    known = dict.fromkeys(ELEMENTS, f"*{element}") | DTYPES | dtypes
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -50,7 +72,7 @@ def compile_kernel(
                 attributes[(index,)] = []
             continue
         is_step = name.startswith("stride") or name.endswith("_at") or name == "window"
-        signature[name] = "i32" if is_step else dtypes[name]
+        signature[name] = "i32" if is_step else known[name]
         if is_step or signature[name].startswith("*"):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, dict(constants), attributes)
@@ -73,13 +95,11 @@ def compile_attention(
     kv: str = "",
 ) -> Any:
     """The attention kernel of one launch, as Triton's compiled object; kv: an 8-bit format of the KV cache."""
-    tensors = dict.fromkeys(("out", "query"), f"*{element}")
-    tensors |= dict.fromkeys(("key_cache", "value_cache"), f"*{kv or element}")
-    others = {"work": "*i32", "partial_out": "*fp32", "partial_lse": "*fp32", "counters": "*i32", "sinks": "*fp32"}
     return compile_kernel(
         fused._attention_kernel,
         architecture,
-        dtypes=tensors | others | {"scale": "fp32", "cap": "fp32", "window": "i32"},
+        element=element,
+        dtypes=dict.fromkeys(("key_cache", "value_cache"), f"*{kv or element}"),
         constants={
             "NUM_KV_HEADS": 8,
             "GROUP_SIZE": group_size,
@@ -100,120 +120,65 @@ def compile_attention(
         },
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        options=launch.options,
+        **launch.options,
     )
 
 
-def compile_merge(architecture: str) -> Any:
-    """Relay's merge kernel."""
-    pointers = {"out": "*bf16", "partial_out": "*fp32", "partial_lse": "*fp32", "rows": "*i32", "sinks": "*fp32"}
-    constants = {"NUM_Q_HEADS": 32, "HEAD_DIM": 128, "M": 16, "HAS_SINKS": True}
-    return compile_kernel(
-        merge._merge_kernel, architecture, dtypes=pointers | {"num_pairs": "i32"}, constants=constants,
-        num_warps=4, num_stages=2, options={},
-    )  # fmt: skip
-
-
-def compile_write_kv(architecture: str) -> Any:
-    """The kernel that writes keys and values."""
-    pointers = dict.fromkeys(("key", "value", "key_cache", "value_cache"), "*bf16")
-    constants = {
-        "NUM_KV_HEADS": 8, "NUM_KV_HEADS_PADDED": 8, "HEAD_DIM": 128, "HEAD_DIM_PADDED": 128, "BLOCK_SIZE": 16,
-    }  # fmt: skip
-    return compile_kernel(
-        triton_attention._write_kv_kernel, architecture, dtypes=pointers | {"slots": "*i64"}, constants=constants,
-        num_warps=4, num_stages=2, options={},
-    )  # fmt: skip
-
-
-def compile_add_rms_norm(
-    architecture: str, *, size: int = 4096, has_rows: bool = False, element: str = "bf16", is_fp8: bool = False
+def compile_named(
+    name: str,
+    architecture: str,
+    *,
+    element: str = "bf16",
+    is_fp8: bool = False,
+    size: int = 4096,
+    inner_size: int = 14336,
+    head_dim: int = 128,
+    has_rows: bool = False,
+    has_norms: bool = True,
 ) -> Any:
-    """The kernel that adds to the residual stream and norms it, for rows of this size; quantises it where is_fp8."""
-    size_padded = triton.next_power_of_2(size)
+    """A kernel beside attention, as Triton's compiled object.
+
+    Args:
+        name: "merge" (relay's), "write_kv", "add_rms_norm", "rotate_and_write_kv", "swiglu" or "draw"; with is_fp8
+            also "quantize_rows" (attention's result), "quantized_swiglu" or "copy_kv" (from 8 to 16 bits).
+        is_fp8: the kernel writes, or copies, the architecture's 8-bit format.
+        size, inner_size: numbers in a row of the residual stream, and between the products of an MLP.
+        has_rows, has_norms: variants of "add_rms_norm" and of "rotate_and_write_kv".
+    """
     written, largest = FP8[architecture] if is_fp8 else (element, 0.0)
-    pointers = dict.fromkeys(("residual", "addend", "weight", "total"), f"*{element}")
-    others = {"normed": f"*{written}", "scales": "*fp32", "rows": "*i64", "epsilon": "fp32"}
-    constants = {"HAS_ADDEND": True, "HAS_ROWS": has_rows, "SIZE": size, "SIZE_PADDED": size_padded}
+    caches = dict.fromkeys(("key_cache", "value_cache"), f"*{written}")
+    size_padded, head_dim_padded = triton.next_power_of_2(size), triton.next_power_of_2(head_dim)
+    row = {"SIZE": size, "SIZE_PADDED": size_padded}
+    inner_row = {"SIZE": inner_size, "SIZE_PADDED": triton.next_power_of_2(inner_size)}
+    rounding = {"LARGEST": largest, "ROUNDS_FIRST": False}
+    heads = {"NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "HEAD_DIM_PADDED": head_dim_padded, "BLOCK_SIZE": 16}
+    halves = {"HALF": head_dim // 2, "HALF_PADDED": triton.next_power_of_2(head_dim // 2)}
+    num_draw_blocks = triton.next_power_of_2(triton.cdiv(VOCAB_SIZE, draw_kernel.BLOCK))
+    kernel, num_warps, dtypes, constants = {
+        "merge": (
+            merge._merge_kernel, 4, {"rows": "*i32"},
+            {"NUM_Q_HEADS": 32, "HEAD_DIM": head_dim, "M": 16, "HAS_SINKS": True},
+        ),
+        "write_kv": (triton_attention._write_kv_kernel, 4, {}, heads | {"NUM_KV_HEADS_PADDED": 8}),
+        "add_rms_norm": (
+            layer_kernels._add_rms_norm_kernel, layer_kernels.norm_warps(size_padded), {"normed": f"*{written}"},
+            {"HAS_ADDEND": True, "HAS_ROWS": has_rows} | row | rounding,
+        ),
+        "rotate_and_write_kv": (
+            layer_kernels._rotate_and_write_kv_kernel, 4, caches,
+            {"HAS_NORMS": has_norms, "NUM_Q_HEADS": 32, "NUM_KV_HEADS": 8, "BLOCK_SIZE": 16}
+            | {"M": layer_kernels.HEADS_A_PROGRAM} | halves | rounding,
+        ),
+        "swiglu": (layer_kernels._swiglu_kernel, 4, {}, {"SIZE": inner_size, "N": layer_kernels.SWIGLU_COLUMNS}),
+        "draw": (
+            draw_kernel._draw_kernel, 8, {"out": "*i64"}, {"BLOCK": draw_kernel.BLOCK, "NUM_BLOCKS": num_draw_blocks}
+        ),
+        "quantize_rows": (fp8._quantize_rows_kernel, 8, {"out": f"*{written}"}, {"HAS_ROWS": True} | row | rounding),
+        "quantized_swiglu": (fp8._quantized_swiglu_kernel, 8, {"out": f"*{written}"}, inner_row | rounding),
+        "copy_kv": (
+            kv_copy._copy_kv_kernel, 4, caches, heads | {"M": kv_copy.ELEMENTS_A_PROGRAM // head_dim_padded}
+        ),
+    }[name]  # fmt: skip
     return compile_kernel(
-        layer_kernels._add_rms_norm_kernel, architecture, dtypes=pointers | others,
-        constants=constants | {"LARGEST": largest, "ROUNDS_FIRST": False},
-        num_warps=layer_kernels.norm_warps(size_padded), num_stages=2, options={},
-    )  # fmt: skip
-
-
-def compile_rotate_and_write_kv(
-    architecture: str, *, head_dim: int = 128, has_norms: bool = True, element: str = "bf16", is_fp8: bool = False
-) -> Any:
-    """The kernel that norms and rotates heads and writes keys and values, in 8 bits where is_fp8."""
-    kv, largest = FP8[architecture] if is_fp8 else (element, 0.0)
-    pointers = dict.fromkeys(("qkv", "q_norm", "k_norm", "query"), f"*{element}")
-    pointers |= dict.fromkeys(("key_cache", "value_cache"), f"*{kv}")
-    others = {"cos": "*fp32", "sin": "*fp32", "slots": "*i64", "epsilon": "fp32"}
-    constants = {
-        "HAS_NORMS": has_norms, "NUM_Q_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": head_dim // 2,
-        "HALF_PADDED": triton.next_power_of_2(head_dim // 2), "BLOCK_SIZE": 16, "M": layer_kernels.HEADS_A_PROGRAM,
-        "LARGEST": largest, "ROUNDS_FIRST": False,
-    }  # fmt: skip
-    return compile_kernel(
-        layer_kernels._rotate_and_write_kv_kernel, architecture, dtypes=pointers | others, constants=constants,
-        num_warps=4, num_stages=2, options={},
-    )  # fmt: skip
-
-
-def compile_swiglu(architecture: str, *, size: int = 14336, element: str = "bf16") -> Any:
-    """The kernel between the two products of an MLP."""
-    return compile_kernel(
-        layer_kernels._swiglu_kernel, architecture, dtypes={"gate_up": f"*{element}", "out": f"*{element}"},
-        constants={"SIZE": size, "N": layer_kernels.SWIGLU_COLUMNS}, num_warps=4, num_stages=2, options={},
-    )  # fmt: skip
-
-
-def compile_draw(architecture: str, *, vocab_size: int = 128_256) -> Any:
-    """The kernel that draws a token from a row of logits."""
-    num_blocks = triton.next_power_of_2(triton.cdiv(vocab_size, draw_kernel.BLOCK))
-    return compile_kernel(
-        draw_kernel._draw_kernel, architecture,
-        dtypes={"logits": "*fp32", "settings": "*fp64", "scratch": "*fp32", "out": "*i64", "vocab_size": "i32"},
-        constants={"BLOCK": draw_kernel.BLOCK, "NUM_BLOCKS": num_blocks}, num_warps=8, num_stages=2, options={},
-    )  # fmt: skip
-
-
-def compile_quantize_rows(architecture: str, *, size: int = 4096) -> Any:
-    """The kernel that quantises attention's result."""
-    fp8_name, largest = FP8[architecture]
-    pointers = {"x": "*bf16", "rows": "*i64", "row_parts": "*i32", "out": f"*{fp8_name}", "scales": "*fp32"}
-    constants = {"HAS_ROWS": True, "SIZE": size, "SIZE_PADDED": size, "LARGEST": largest, "ROUNDS_FIRST": False}
-    return compile_kernel(
-        fp8._quantize_rows_kernel, architecture, dtypes=pointers, constants=constants, num_warps=8, num_stages=2,
-        options={},
-    )  # fmt: skip
-
-
-def compile_quantized_swiglu(architecture: str, *, size: int = 14336) -> Any:
-    """The kernel between the two products of an MLP in 8 bits."""
-    fp8_name, largest = FP8[architecture]
-    constants = {
-        "SIZE": size, "SIZE_PADDED": triton.next_power_of_2(size), "LARGEST": largest, "ROUNDS_FIRST": False,
-    }  # fmt: skip
-    return compile_kernel(
-        fp8._quantized_swiglu_kernel, architecture,
-        dtypes={"gate_up": "*bf16", "out": f"*{fp8_name}", "scales": "*fp32"}, constants=constants,
-        num_warps=8, num_stages=2, options={},
-    )  # fmt: skip
-
-
-def compile_copy_kv(architecture: str, *, head_dim: int = 128) -> Any:
-    """The kernel that copies KV from 8 to 16 bits."""
-    fp8_name, _ = FP8[architecture]
-    head_dim_padded = triton.next_power_of_2(head_dim)
-    pointers = dict.fromkeys(("key_cache", "value_cache"), f"*{fp8_name}")
-    pointers |= {"block_ids": "*i32", "keys": "*bf16", "values": "*bf16"}
-    constants = {
-        "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "HEAD_DIM_PADDED": head_dim_padded, "BLOCK_SIZE": 16,
-        "M": kv_copy.ELEMENTS_A_PROGRAM // head_dim_padded,
-    }  # fmt: skip
-    return compile_kernel(
-        kv_copy._copy_kv_kernel, architecture, dtypes=pointers, constants=constants, num_warps=4, num_stages=2,
-        options={},
-    )  # fmt: skip
+        kernel, architecture, element=element, dtypes=dtypes, constants=constants, num_warps=num_warps
+    )

@@ -22,11 +22,6 @@ class GpuRun:
     commit: str
     num_processors: int
 
-    @staticmethod
-    def tolerance(dtype: torch.dtype) -> float:
-        """Largest error against float64 that a result on standard normal inputs may have."""
-        return {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 6e-2}[dtype]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
@@ -34,6 +29,13 @@ class Ceilings:
 
     memory_gb_s: float
     matrix_tflops: float
+
+
+def error_of(out: torch.Tensor, expected: torch.Tensor) -> tuple[float, bool]:
+    """The largest error of a result on standard normal inputs, and whether its number format explains it; `expected` is
+    in float64."""
+    error = float((out.double() - expected).abs().max())
+    return error, error < {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 6e-2}[out.dtype]
 
 
 def require_gpu(program: str) -> GpuRun:
@@ -99,16 +101,13 @@ def in_one_line(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {(str(failure).strip().splitlines() or [''])[0]}"
 
 
-def measure_ceilings(run: GpuRun, *, num_copied: int = 1 << 30, matrix_size: int = 8192) -> Ceilings:
+def measure_ceilings(run: GpuRun, *, is_tiny: bool) -> Ceilings:
     """Bandwidth (bytes read plus written) and the rate of a bf16 matrix product on random data.
 
     Within a CUDA graph a copy is no kernel and reaches two thirds of the kernels' bandwidth on an H200, so an array is
-    negated into another instead.
-
-    Args:
-        num_copied: float32 numbers of each array.
-        matrix_size: rows and columns of each matrix.
+    negated into another instead. With is_tiny, arrays are small, and the rates mean nothing.
     """
+    num_copied, matrix_size = (1 << 16, 64) if is_tiny else (1 << 30, 8192)
     source = torch.randn(num_copied, device=run.device)
     target = torch.empty_like(source)
     copy_us = device_time(lambda: torch.neg(source, out=target)).us

@@ -22,20 +22,7 @@ from typing import Any
 
 import triton
 
-from benchmarks.kernels.cross_compile import (
-    FP8,
-    TARGETS,
-    compile_add_rms_norm,
-    compile_attention,
-    compile_copy_kv,
-    compile_draw,
-    compile_merge,
-    compile_quantize_rows,
-    compile_quantized_swiglu,
-    compile_rotate_and_write_kv,
-    compile_swiglu,
-    compile_write_kv,
-)
+from benchmarks.kernels.cross_compile import FP8, TARGETS, compile_attention, compile_named
 from engine.kernels import cdiv
 from engine.kernels.triton.tuned import CONFIG_FOLDER, Launch, load_tuned
 
@@ -176,12 +163,8 @@ def report(architecture: str, every: str) -> Iterator[Resources]:
             element = "bf16" if bits == 16 else "fp32"
             compiled = compile_attention(architecture, launch, element=element, head_dim=head_dim)
             yield resources_of(name, architecture, compiled)
-        yield resources_of("merge", architecture, compile_merge(architecture))
-        yield resources_of("write_kv", architecture, compile_write_kv(architecture))
-        yield resources_of("add_rms_norm", architecture, compile_add_rms_norm(architecture))
-        yield resources_of("rotate_and_write_kv", architecture, compile_rotate_and_write_kv(architecture))
-        yield resources_of("swiglu", architecture, compile_swiglu(architecture))
-        yield resources_of("draw", architecture, compile_draw(architecture))
+        for name in ("merge", "write_kv", "add_rms_norm", "rotate_and_write_kv", "swiglu", "draw"):
+            yield resources_of(name, architecture, compile_named(name, architecture))
         return
     decode, *_, mixed = load_tuned(architecture, element_bits=16, head_dim=128).launches
     for name, launch, variant in (
@@ -198,12 +181,14 @@ def report(architecture: str, every: str) -> Iterator[Resources]:
     ):
         yield resources_of(name, architecture, compile_attention(architecture, launch, **variant))
     for size, element in ((576, "bf16"), (8192, "bf16"), (16384, "fp32")):
-        compiled = compile_add_rms_norm(architecture, size=size, has_rows=True, element=element)
+        compiled = compile_named("add_rms_norm", architecture, size=size, has_rows=True, element=element)
         yield resources_of(f"add_rms_norm of rows, {size}, {element}", architecture, compiled)
     for head_dim, element in ((96, "fp16"), (256, "fp32")):
-        compiled = compile_rotate_and_write_kv(architecture, head_dim=head_dim, has_norms=False, element=element)
-        yield resources_of(f"rotate_and_write_kv, {head_dim}, {element}", architecture, compiled)
-    yield resources_of("swiglu, 8960, fp32", architecture, compile_swiglu(architecture, size=8960, element="fp32"))
+        name = "rotate_and_write_kv"
+        compiled = compile_named(name, architecture, head_dim=head_dim, has_norms=False, element=element)
+        yield resources_of(f"{name}, {head_dim}, {element}", architecture, compiled)
+    compiled = compile_named("swiglu", architecture, inner_size=8960, element="fp32")
+    yield resources_of("swiglu, 8960, fp32", architecture, compiled)
 
 
 def _report_fp8(architecture: str) -> Iterator[Resources]:
@@ -211,13 +196,8 @@ def _report_fp8(architecture: str) -> Iterator[Resources]:
     for launch in load_tuned(architecture, element_bits=16, head_dim=128).for_8_bit_kv().launches:
         compiled = compile_attention(architecture, launch, head_dim=128, kv=FP8[architecture][0])
         yield resources_of(f"attention fp8 {launch.name}", architecture, compiled)
-    for name, compiled in (
-        ("add_rms_norm fp8", compile_add_rms_norm(architecture, is_fp8=True)),
-        ("rotate_and_write_kv fp8", compile_rotate_and_write_kv(architecture, is_fp8=True)),
-        ("quantize_rows", compile_quantize_rows(architecture)),
-        ("quantized_swiglu", compile_quantized_swiglu(architecture)),
-        ("copy_kv", compile_copy_kv(architecture)),
-    ):
+    for name in ("add_rms_norm fp8", "rotate_and_write_kv fp8", "quantize_rows", "quantized_swiglu", "copy_kv"):
+        compiled = compile_named(name.removesuffix(" fp8"), architecture, is_fp8=True)
         yield resources_of(name, architecture, compiled)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from benchmarks.kernels.cost_fit import MeasuredStep
-from benchmarks.kernels.gpu import GpuRun, device_time
+from benchmarks.kernels.gpu import GpuRun, device_time, error_of
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.reference import paged_attention_ref
@@ -106,8 +106,8 @@ class TuningBench:
         work = backend.reserve(WorkCapacity.of(work_list), launch)
         work.fill(work_list, batch.slot_mapping)
         attend = partial(backend.attend, query, k_cache, v_cache, work, Scoring(scale=scale))
-        error = float((attend().double() - self._expected[index]).abs().max())
-        if not error < self._run.tolerance(self._dtype):
+        error, is_right = error_of(attend(), self._expected[index])
+        if not is_right:
             raise WrongAnswerError(f"{backend.name} is wrong by {error}")
         found = device_time(attend, rep_ms=REP_MS)
         self.not_captured = self.not_captured or found.not_captured

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.measuring.batch import Batch
+from benchmarks.measuring.turns import in_turn
 from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.protocol import Answers
 from engine.model.model_shape import ModelShape
@@ -71,13 +72,11 @@ def measure_batch(
         by engine, its runs, or why it has none.
     """
     found: dict[str, Timed | str] = {}
-    names = list(engines)
     for round_number in range(num_unmeasured + num_repeats):
         work = batch.work(order, round_number=first_round + round_number)
         if round_number >= num_unmeasured:
             before_round()
-        turn = round_number % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in in_turn(engines, round_number):
             if isinstance(found.get(name), str):
                 continue
             try:

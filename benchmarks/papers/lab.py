@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring.model_folder import read_model_shape
+from benchmarks.measuring.turns import in_turn
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.papers.case_workload import longest_tokens
 from benchmarks.papers.configurations import Settings
@@ -94,8 +95,8 @@ class Lab:
         for name, trial in trials.items():
             _run(engines[name], trial.requests[:NUM_WARM_UP_REQUESTS])
         runs: dict[str, list[MeasuredRun]] = {name: [] for name in trials}
-        for _ in range(num_repeats):
-            for name, trial in trials.items():
+        for number in range(num_repeats):
+            for name, trial in in_turn(trials.items(), number):
                 runs[name].append(_run(engines[name], trial.requests))
                 print(f"  {name}: {runs[name][-1].seconds:.2f} s", flush=True)
         return {name: sorted(found, key=lambda run: run.seconds)[num_repeats // 2] for name, found in runs.items()}

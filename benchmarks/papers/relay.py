@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from benchmarks.kernels.relay_model import equation_10
+from benchmarks.measuring.turns import in_turn
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.papers.table import Cell, Plot, Table
 from engine.kernels.attention_batch import AttentionBatch
@@ -128,8 +129,8 @@ def _measure(num_requests: int, prefix_tokens: int) -> tuple[float, float]:
             raise WrongAnswerError(f"{num_requests} requests, prefix of {prefix_tokens}: {dtype} differs by {error}")
     times: list[list[float]] = [[], []]
     other = torch.empty(CACHE_BYTES, dtype=torch.uint8)
-    for _ in range(NUM_REPEATS):
-        for work, found in zip(works, times, strict=True):
+    for number in range(NUM_REPEATS):
+        for work, found in in_turn(zip(works, times, strict=True), number):
             other.add_(1)
             started = time.perf_counter()
             step.attend(kernels, work)

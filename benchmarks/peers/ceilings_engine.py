@@ -1,6 +1,5 @@
 """Measures the machine itself: the rate of the model's matrix products, and memory bandwidth."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from torch.nn.functional import linear
 
 from benchmarks.measuring.model_folder import read_model_shape
 from benchmarks.peers.protocol import Loaded, LoadSettings, serve
+from engine.simulation.device_probe import best_seconds
 
 MOST_LAYERS = 8
 """Layers whose weights are used in turn, so that caches do not hold them all; a large model needs fewer."""
@@ -19,7 +19,6 @@ MANY_ROWS = 16384
 """Measured as well on a GPU, where launches by the host bound products of few rows."""
 
 COPY_BYTES = 1 << 29
-MEASURE_SECONDS = 0.3
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -116,27 +115,12 @@ class CeilingsEngine:
             for num_in, _, product in products:
                 product(inputs[num_in])
 
-        return flops / self._best_seconds(once)
+        return flops / best_seconds(once, self._device)
 
     def _bandwidth(self) -> float:
         source = torch.ones(COPY_BYTES // 4, device=self._device)
         target = torch.empty_like(source)
-        return 2 * COPY_BYTES / self._best_seconds(lambda: target.copy_(source))
-
-    def _best_seconds(self, call: Callable[[], object]) -> float:
-        seconds: list[float] = []
-        call()
-        self._wait()
-        while len(seconds) < 3 or sum(seconds) < MEASURE_SECONDS:
-            started = time.perf_counter()
-            call()
-            self._wait()
-            seconds.append(time.perf_counter() - started)
-        return min(seconds)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
+        return 2 * COPY_BYTES / best_seconds(lambda: target.copy_(source), self._device)
 
 
 def _timed_dtype(settings: LoadSettings) -> torch.dtype:

@@ -68,28 +68,26 @@ def _measure_flops(
     if dtype_name(dtype) == "fp8":
         one = torch.ones((), device=device)
         multiply = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-    return num_flops / _best_seconds(lambda: multiply(rows, weights.T), device)
+    return num_flops / best_seconds(lambda: multiply(rows, weights.T), device)
 
 
 @cache
 def _measure_bandwidth(device: torch.device, num_threads: int) -> float:
     values = torch.ones(_READ_BYTES // 4, dtype=torch.float32, device=device)
-    return _READ_BYTES / _best_seconds(values.sum, device)
+    return _READ_BYTES / best_seconds(values.sum, device)
 
 
-def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """The shortest of several runs, which other programs disturb the least."""
-    best, ends = float("inf"), time.perf_counter() + _MEASURE_SECONDS
+def best_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """The shortest of three or more runs, which other programs disturb the least."""
+    seconds: list[float] = []
     work()  # first use allocates and chooses kernels
-    while True:
-        _wait(device)
+    _wait(device)
+    while len(seconds) < 3 or sum(seconds) < _MEASURE_SECONDS:
         started = time.perf_counter()
         work()
         _wait(device)
-        ended = time.perf_counter()
-        best = min(best, ended - started)
-        if ended >= ends:
-            return best
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
 def _wait(device: torch.device) -> None:

@@ -40,6 +40,14 @@ def test_figures_are_medians_of_all_rounds_but_the_first(monkeypatch: pytest.Mon
     assert found["decode 5"]["slow"] == {"ms": 120.0, "speedup": 1.0, "all_speedups": [1.0] * 3}
 
 
+def test_each_round_begins_with_another_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    engines: Any = {name: SimpleNamespace(vocab_size=9, name=name) for name in ("one", "two", "three")}
+    monkeypatch.setattr(formats.Bench, "time_prompts", lambda _, engine, seed: order.append(engine.name) or seed)
+    formats.Bench(engines, num_prompts=1, num_new_tokens=1).measure(3, [])
+    assert order == ["one", "two", "three", "two", "three", "one", "three", "one", "two", "one", "two", "three"]
+
+
 def test_another_model_gives_no_figures(tiny_checkpoint: Any) -> None:
     config = EngineConfig(dtype="float32", kv_memory_bytes=8 << 20)
     engines = {name: Engine.load(tiny_checkpoint(name), config) for name in ("llama", "qwen3")}

@@ -5,15 +5,15 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from benchmarks.measuring import embedding_night as night
 from benchmarks.measuring.wrong_answer import WrongAnswerError
-from benchmarks.scale import find_night
 
 
 def test_a_night_of_embeddings_is_measured_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    night, num_texts = find_night("embeddings"), 30
+    num_texts = 30
     night.prepare(tmp_path, num_texts)
-    for stage in night.stages:
+    for stage in night.STAGES:
         night.run_stage(stage, tmp_path)
     found = night.check(tmp_path, num_texts)
     assert found["num_requests"] == num_texts

@@ -30,6 +30,7 @@ def test_it_measures_and_judges(tiny_llama: Path, tmp_path: Path, capsys: pytest
     assert set(result["speed"]["ratios"]) == {"masks", "forced tokens as prefill"}
     (timed,) = result["speed"]["rounds"]
     assert timed["free"]["tokens"] == timed["one by one"]["tokens"] == timed["chunks"]["tokens"]
+    assert timed["one by one"]["steps"] == timed["free"]["steps"] > timed["chunks"]["steps"]
     assert sum(result["validity"]["typed"].values()) == 3
     assert "forced tokens as prefill" in capsys.readouterr().out
 
