@@ -32,7 +32,7 @@ class PrefillClient:
         self._reader = threading.Thread(target=_read_answers, args=(self._line, self._answers), daemon=True)
         self._reader.start()
         config = replace(config, disaggregation="none", kv_memory_bytes=cache.num_blocks * cache.block_bytes)
-        self._tell([model, config, str(shape)])
+        self._tell((model, config, shape))
 
     @property
     def can_send(self) -> bool:
@@ -42,7 +42,7 @@ class PrefillClient:
         """Sends a step of prompts, computed after those sent before; block ids are the same in both processes.
         `is_compiled` says whether the worker compiles its layers."""
         self._in_flight.append(written_blocks(batch))
-        self._tell([batch, is_compiled])
+        self._tell((batch, is_compiled))
 
     def take(self, *, waits: bool) -> torch.Tensor | None:
         """Takes the oldest step in flight, and writes its KV into the same blocks of this process. Returns

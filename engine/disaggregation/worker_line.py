@@ -1,100 +1,27 @@
 """The connection between the scheduling process and a worker that computes prompts, or one rank's share of each step.
 
-Messages go through a socket, KV through shared memory. A message is JSON followed by the bytes of its arrays: only data
-of the few kinds below can be received, never code.
+Messages go through a socket, KV through shared memory. Messages are pickled, which would let a stranger run code here:
+but the socket is one of an anonymous pair, made for a child process that this one starts from its own code, and who
+could write to it could already control either process.
 """
 
 import contextlib
-import io
-import json
 import math
 import mmap
 import os
+import pickle
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import torch
 
-from engine import errors
 from engine.child_process import end_with_parent, start_child
-from engine.config import EngineConfig
 from engine.errors import BatchloomError, OutOfMemoryError, PrefillWorkerError
-from engine.kernels.attention_batch import AttentionBatch
-from engine.scheduling.token_batch import TokenBatch
 
 MOST_STEPS_IN_FLIGHT = 2
 """Most steps of prompts in flight: one that is being computed, and one in the queue."""
-
-_KINDS = {kind.__name__: kind for kind in (EngineConfig, TokenBatch, AttentionBatch)}
-_ARRAY_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
-_HIDDEN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_KV_DTYPES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-_DTYPES: dict[str, Any] = {str(dtype): dtype for dtype in (*_ARRAY_DTYPES, *_HIDDEN_DTYPES, *_KV_DTYPES)}
-
-
-def encode(message: object) -> bytes:
-    """A message as bytes, for `decode`: one of the kinds above, a tensor, an exception, a plain value, or a list of
-    these; a tuple arrives as a list. Exceptions not of `engine.errors` become `OutOfMemoryError` or
-    `PrefillWorkerError`."""
-    arrays: list[bytes] = []
-    head = json.dumps(_to_json(message, arrays)).encode()
-    return b"".join([len(head).to_bytes(8, "little"), head, *arrays])
-
-
-def decode(payload: bytes) -> Any:
-    """The message of a payload made by `encode`. Raises `PrefillWorkerError` if the bytes hold anything else."""
-    stream = io.BytesIO(payload)
-    num_bytes = int.from_bytes(stream.read(8), "little")
-    try:
-        return _from_json(json.loads(stream.read(num_bytes)), stream)
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError) as error:
-        raise PrefillWorkerError(f"a message that cannot be read: {error!r}") from error
-
-
-def _to_json(value: Any, arrays: list[bytes]) -> Any:
-    if isinstance(value, (np.ndarray, torch.Tensor)):
-        head = {"array": str(value.dtype), "shape": [*value.shape]}
-        if isinstance(value, torch.Tensor):
-            value = value.contiguous().view(-1).view(torch.uint8).numpy()
-        arrays.append(value.tobytes())
-        return head
-    if isinstance(value, Exception):
-        if isinstance(value, BatchloomError):
-            return {"error": type(value).__name__, "text": str(value)}
-        is_memory = isinstance(value, (MemoryError, torch.OutOfMemoryError))  # callers retry with a smaller budget
-        kind = OutOfMemoryError if is_memory else PrefillWorkerError
-        return {"error": kind.__name__, "text": f"{type(value).__name__}: {value}"}
-    if isinstance(value, (list, tuple)):
-        return [_to_json(item, arrays) for item in value]
-    if type(value).__name__ in _KINDS:
-        content = {field.name: _to_json(getattr(value, field.name), arrays) for field in fields(value)}
-        return {"kind": type(value).__name__, "content": content}
-    return value
-
-
-def _from_json(value: Any, arrays: io.BytesIO) -> Any:
-    """Reads the arrays' bytes in the order in which `_to_json` wrote them."""
-    if isinstance(value, list):
-        return [_from_json(item, arrays) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "array" in value:
-        dtype, shape = _DTYPES[value["array"]], value["shape"]
-        content = bytearray(arrays.read(dtype.itemsize * math.prod(shape)))  # writable, as torch.from_numpy requires
-        whole = np.frombuffer(content, dtype=np.uint8)
-        if isinstance(dtype, np.dtype):
-            return whole.view(dtype).reshape(shape)
-        return torch.from_numpy(whole).view(dtype).view(shape)
-    if "error" in value:
-        kind = getattr(errors, value["error"])
-        if not (isinstance(kind, type) and issubclass(kind, BatchloomError)):
-            raise ValueError(f"an error of the kind {kind!r}")
-        return kind(value["text"])
-    return _KINDS[value["kind"]](**{name: _from_json(item, arrays) for name, item in value["content"].items()})
 
 
 class WorkerLine:
@@ -117,23 +44,28 @@ class WorkerLine:
         self._num_kv_sent = self._num_kv_received = 0
 
     def send(self, message: object, kv: torch.Tensor | None = None) -> None:
-        """Sends a message, and KV from host memory. Raises `OSError` if the other end is gone."""
+        """Sends a message, and KV from host memory. An exception arrives as one of `engine.errors`. Raises `OSError` if
+        the other end is gone."""
+        if isinstance(message, Exception) and not isinstance(message, BatchloomError):
+            is_memory = isinstance(message, (MemoryError, torch.OutOfMemoryError))  # callers retry with less memory
+            kind = OutOfMemoryError if is_memory else PrefillWorkerError
+            message = kind(f"{type(message).__name__}: {message}")
         layout = None
         if kv is not None:
-            layout = [str(kv.dtype), list(kv.shape)]
+            layout = kv.dtype, kv.shape
             region = self._regions[self._num_kv_sent % MOST_STEPS_IN_FLIGHT]
             region[: kv.nbytes].view(kv.dtype).view(kv.shape).copy_(kv)
             self._num_kv_sent += 1
-        payload = encode([message, layout])
+        payload = pickle.dumps((message, layout))
         self._connection.sendall(len(payload).to_bytes(8, "little") + payload)
 
     def receive(self) -> tuple[Any, torch.Tensor | None]:
         """Waits for the next message. Its KV is overwritten after MOST_STEPS_IN_FLIGHT further messages with KV. Raises
         `EOFError` or `OSError` if the other end is gone."""
-        message, layout = decode(self._read(int.from_bytes(self._read(8), "little")))
+        message, layout = pickle.loads(self._read(int.from_bytes(self._read(8), "little")))
         if layout is None:
             return message, None
-        dtype, shape = _DTYPES[layout[0]], layout[1]
+        dtype, shape = layout
         region = self._regions[self._num_kv_received % MOST_STEPS_IN_FLIGHT]
         self._num_kv_received += 1
         return message, region[: dtype.itemsize * math.prod(shape)].view(dtype).view(shape)

@@ -1,6 +1,7 @@
 """Sampling of rows whose next token is drawn from their request's own random stream."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,13 +15,8 @@ from engine.model.model import Model
 from engine.request import Request
 from engine.scheduling.step import Step
 
-Words = npt.NDArray[np.uint64]
-
-_ROUNDS = 10
-_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_LOW = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
+_CHUNK = 64
+"""Numbers of a seed that are made at once."""
 
 
 class DrawnRow(NamedTuple):
@@ -84,24 +80,13 @@ def list_draws(requests: Sequence[Request], positions: Sequence[int], vocab_size
 def uniform_numbers(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
     """For each seed, below 2**64, the number in [0, 1) at its position of the seed's stream: float64 ``[n]``.
 
-    The generator is Philox 4x64 with ten rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"),
-    with the seed as key and the position as counter: the first number of ``numpy.random.Philox(key, counter)``."""
-    zeros = np.zeros(len(seeds), dtype=np.uint64)
-    keys = [np.array(seeds, dtype=np.uint64), zeros]
-    words = [np.array(positions, dtype=np.uint64) + np.uint64(1), zeros, zeros, zeros]
-    for _ in range(_ROUNDS):
-        (high_0, low_0), (high_1, low_1) = (
-            _multiply(word, np.uint64(factor)) for word, factor in zip((words[0], words[2]), _MULTIPLIERS, strict=True)
-        )
-        words = [high_1 ^ words[1] ^ keys[0], low_1, high_0 ^ words[3] ^ keys[1], low_0]
-        keys = [key + np.uint64(step) for key, step in zip(keys, _KEY_STEPS, strict=True)]
-    return (words[0] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    It is the first number of ``numpy.random.Philox(key=seed, counter=position)`` (Salmon et al. 2011, "Parallel random
+    numbers: as easy as 1, 2, 3"); the generator makes four words for each value of its counter."""
+    return np.array([_chunk(seed, at // _CHUNK)[at % _CHUNK] for seed, at in zip(seeds, positions, strict=True)])
 
 
-def _multiply(words: Words, factor: np.uint64) -> tuple[Words, Words]:
-    """High and low 64 bits of 64-bit by 64-bit products."""
-    word_high, word_low = words >> _HALF, words & _LOW
-    factor_high, factor_low = factor >> _HALF, factor & _LOW
-    middle = word_high * factor_low + (word_low * factor_low >> _HALF)
-    carried = word_low * factor_high + (middle & _LOW)
-    return word_high * factor_high + (middle >> _HALF) + (carried >> _HALF), words * factor
+@lru_cache(maxsize=8192)
+def _chunk(seed: int, index: int) -> tuple[float, ...]:
+    """The numbers at positions [index * _CHUNK, (index + 1) * _CHUNK) of a seed's stream."""
+    words = np.random.Philox(key=seed, counter=index * _CHUNK).random_raw(4 * _CHUNK)[::4]
+    return tuple(((words >> np.uint64(11)) * 2.0**-53).tolist())

@@ -35,7 +35,7 @@ class BlockPool:
 
     @property
     def num_idle(self) -> int:
-        """Free blocks whose contents can still be reused (`LruBlockPool`); none here."""
+        """Free blocks whose contents can still be reused (`LruPool`); none here."""
         return 0
 
     def allocate(self, count: int) -> npt.NDArray[np.int32]:
@@ -75,6 +75,19 @@ class BlockPool:
     def leave(self, step: Any) -> npt.NDArray[np.int32]:
         """Takes blocks that no row reads after a step from block tables (`WindowedPool`), to be freed at its commit."""
         return NO_BLOCKS
+
+    def num_found_in_use(self, sequence: Any) -> int:
+        """Blocks that the sequence would find (`LruPool`) and that other sequences hold: sharing takes no memory."""
+        return 0
+
+    def reuse(self, sequence: Any) -> None:
+        """Puts found blocks (`LruPool`) into a sequence's table, in place of ones that are not written yet."""
+
+    def remember(self, sequence: Any, num_earlier: int) -> None:
+        """Blocks filled since the sequence had `num_earlier` computed tokens can be found from now on (`LruPool`)."""
+
+    def forget(self, sequence: Any) -> None:
+        """Drops the keys of a finished sequence; its blocks can still be found (`LruPool`)."""
 
     def free(self, block_ids: npt.NDArray[np.int32]) -> None:
         """Frees blocks. Freeing a block that is free already breaks an invariant and asserts."""

@@ -4,9 +4,8 @@ import math
 
 from engine.config import EngineConfig
 from engine.kv.block_pool import BlockPool
-from engine.kv.lru_block_pool import LruBlockPool
 from engine.request import Request
-from engine.scheduling.block_cache import BlockCache
+from engine.scheduling.lru_pool import LruPool
 from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.sequence import ScheduledGroup, Sequence, most_extra_tokens
 from engine.scheduling.windowed_pool import WindowedPool
@@ -18,7 +17,7 @@ def make_pool(config: EngineConfig, num_blocks: int, windows: tuple[int, ...] = 
     """The block pool for a sharing policy and for the windows of a model's block tables. See `KVLayout`."""
     if any(windows):
         return WindowedPool(num_blocks, config.block_size, windows)
-    make = LruBlockPool if config.sharing == "lru" else BlockPool
+    make = LruPool if config.sharing == "lru" else BlockPool
     return make(num_blocks, config.block_size)
 
 
@@ -61,14 +60,13 @@ class OutputReserve:
 
 class Admission:
     """Memory-centric admission (BatchLLM section 4.3.3): a request starts when its KV fits, expected tokens included.
-    With an `LruBlockPool`, requests begin with the blocks that are found in it. `swap` may hold KV of preempted
+    With an `LruPool`, requests begin with the blocks that are found in it. `swap` may hold KV of preempted
     requests; it is None where nothing is swapped."""
 
     def __init__(self, pool: BlockPool, reserve: OutputReserve, swap: SwapSpace | None) -> None:
         self.pool = pool
         self.reserve = reserve
         self._swap = swap
-        self.cache = BlockCache(pool) if isinstance(pool, LruBlockPool) else None
         self._num_admitted = 0
 
     def fits(self, sequence: Sequence) -> bool:
@@ -83,11 +81,11 @@ class Admission:
         return num_missing <= self.pool.num_free
 
     def admit(self, sequence: Sequence) -> None:
-        """Allocates a request's blocks. KV that was swapped out or is found in the cache is reused. Prefix tokens that
+        """Allocates a request's blocks. KV that was swapped out or is found in the pool is reused. Prefix tokens that
         no other request has been charged with are charged to this one."""
         swap = self._swap if self._swap is not None and self._swap.holds(sequence) else None
-        if self.cache is not None and swap is None:
-            self.cache.reuse(sequence)
+        if swap is None:
+            self.pool.reuse(sequence)
         sequence.reserve(self.pool, self.reserve.num_tokens(sequence))
         if swap is not None:
             swap.restore(sequence, self.pool)
@@ -102,6 +100,6 @@ class Admission:
 
     def _num_missing_blocks(self, sequence: Sequence) -> int:
         num_blocks = self.pool.num_missing(sequence, self.reserve.num_tokens(sequence))
-        if self.cache is not None and (self._swap is None or not self._swap.holds(sequence)):
-            num_blocks -= self.cache.num_found_in_use(sequence)
+        if self._swap is None or not self._swap.holds(sequence):
+            num_blocks -= self.pool.num_found_in_use(sequence)
         return num_blocks

@@ -86,12 +86,10 @@ class Scheduler:
             node.num_computed += count
         for sequence, _ in step.suffixes:
             sequence.num_reused = min(sequence.num_reused, sequence.num_computed)
-        cache = self.admission.cache
         for sequence, count in (*step.decodes, *step.suffixes):
             first, known = sequence.num_computed, sequence.length
             sequence.num_computed = first + count if first + count < known else known  # guesses may be wrong
-            if cache is not None:
-                cache.remember(sequence, first)
+            self.pool.remember(sequence, first)
         step.left_block_ids = self.pool.leave(step)
         self.queues.release_computed_prefixes()
 
@@ -168,8 +166,7 @@ class Scheduler:
             step.num_right_tokens += is_right
         if is_right:
             sequence.num_computed += 1
-            if self.admission.cache is not None:
-                self.admission.cache.remember(sequence, sequence.num_computed - 1)
+            self.pool.remember(sequence, sequence.num_computed - 1)
 
     def new_step(self) -> Step:
         """An empty step."""
@@ -223,6 +220,5 @@ class Scheduler:
         sequence.release(self.pool)
         if sequence.node is not None:
             sequence.node.finish_user(self.pool)
-        if self.admission.cache is not None:
-            self.admission.cache.forget(sequence)
+        self.pool.forget(sequence)
         sequence.finish_reason = reason

@@ -34,7 +34,7 @@ class Sequence:
         ending_start: index of the own token at which the ending begins that the guesses follow (`PromptLookup`).
         num_charged: prefix tokens whose computation is counted for this sequence.
         compute_ms: its share of the time of the steps so far.
-        num_reused: own prompt tokens whose blocks were in a `BlockCache`; all of them until something is computed.
+        num_reused: own prompt tokens whose blocks were found in an `LruPool`; all of them until something is computed.
         error: why its answer cannot be completed; None where it can.
         is_watched: each of its tokens may end the answer or force the tokens that follow, so each is examined.
         finish_reason: None until it is answered or killed; then results of its rows still in flight are dropped.

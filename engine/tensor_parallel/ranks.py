@@ -52,7 +52,7 @@ class Ranks(Shard):
         self._readers: list[threading.Thread] = []
         with self.watched():
             for rank, (line, _) in enumerate(self._workers, 1):
-                line.send([model, replace(config, device=devices[rank]), rank, str(meeting_file)])
+                line.send((model, replace(config, device=devices[rank]), rank, meeting_file))
                 self._take_ready(rank, line)
                 reader = threading.Thread(target=self._read, args=(rank, line), daemon=True)
                 reader.start()

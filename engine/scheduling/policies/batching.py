@@ -77,6 +77,6 @@ class BatchQueues(RequestQueues):
             is_ready = sequence.node is None or sequence.node.is_complete
             if is_ready and sequence.num_uncomputed:
                 # num_reused is num_suffix until a step computes the first part of the prompt.
-                if self._admission.cache is not None and sequence.num_reused >= sequence.num_suffix:
-                    self._admission.cache.reuse(sequence)  # finds blocks that were computed since it was admitted
+                if sequence.num_reused >= sequence.num_suffix:
+                    self._admission.pool.reuse(sequence)  # finds blocks that were computed since it was admitted
                 yield sequence

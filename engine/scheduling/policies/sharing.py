@@ -31,7 +31,7 @@ def schedule_groups(
         explicit, single level: as "path", without the beginnings that several groups share (BatchLLM section 4.2).
     "lru", "none"
         the plan is not used: each request is a group of its own, in the order of the requests, as if they arrived in a
-        stream. Under "lru" the scheduler finds shared blocks in a `BlockCache`.
+        stream. Under "lru" shared blocks are found in an `LruPool`.
 
     Args:
         groups: their members' request_indices point into `requests`.
