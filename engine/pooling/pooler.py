@@ -55,15 +55,18 @@ class EmbeddingPooler:
 
 
 class CausalClassPooler:
-    """Classes of a causal model: a linear layer on the last token; `ModelError` if the checkpoint has none."""
+    """Classes of a causal model: a linear layer on the last token; `ModelError` if the checkpoint has none, or other
+    classes than outputs."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        self._is_exclusive = ClassLabels.read(folder).is_exclusive
+        labels = ClassLabels.read(folder)
+        self._is_exclusive = labels.is_exclusive
         for file in sorted(folder.glob("*.safetensors")):
             tensors = read_tensors(file, device, only="score.weight")
             if tensors:
                 self._weight = tensors["score.weight"]
                 self.num_values = len(self._weight)
+                labels.check_head(folder, self.num_values)
                 return
         raise ModelError(f"{folder} holds no score.weight, the layer that gives a score to each class")
 

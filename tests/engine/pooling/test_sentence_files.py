@@ -104,3 +104,7 @@ def test_classes(folder: Path) -> None:
     assert ClassLabels.read(folder).is_exclusive
     write(folder, "config.json", {**config, "problem_type": "multi_label_classification"})
     assert not ClassLabels.read(folder).is_exclusive
+    for counted, names in (({}, ("LABEL_0", "LABEL_1")), ({"num_labels": 1}, ("LABEL_0",))):
+        write(folder, "config.json", {"architectures": config["architectures"], **counted})
+        assert ClassLabels.read(folder).names == names
+    assert not ClassLabels.read(folder).is_exclusive
