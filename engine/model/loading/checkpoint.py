@@ -182,6 +182,7 @@ def is_plain(config: Mapping[str, Any]) -> bool:
         config.get("model_type") in PLAIN_MODEL_TYPES
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("mlp_bias")
+        and config.get("is_causal") is not False
         and isinstance(rope, Mapping)
         and (rope.get("rope_type") or rope.get("type")) in (None, "default", "linear", "llama3", "yarn")
         and all(each.get("partial_rotary_factor") in (None, 1) for each in (config, rope))

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, weight_sample
-from engine.model.loading.gguf_config import complete_config, find_end_tokens
+from engine.model.loading.gguf_config import complete_config, find_end_tokens, find_pooling
 from engine.model.loading.other_weights import refuse_missing, refuse_unread
 
 LOGGER = logging.getLogger("batchloom.engine")
@@ -176,6 +176,11 @@ def _write_folder(file: Path, folder: Path) -> None:
     generation = transformers.GenerationConfig.from_model_config(config)
     generation.eos_token_id = find_end_tokens(reader) or generation.eos_token_id
     generation.save_pretrained(folder)
+    if (pooling := find_pooling(reader)) is not None:
+        modules = [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"}]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
 
 
 def _refuse_unread(file: Path, config: Any, reader: Any) -> None:
