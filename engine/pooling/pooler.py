@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from engine.errors import ModelError
+from engine.model.loading.checkpoint import weight_files
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.sentence_files import SentenceFiles, check_causal_pooling, read_sentence_files
 from engine.request import Mode, Request
@@ -61,7 +62,7 @@ class CausalClassPooler:
     def __init__(self, folder: Path, device: torch.device) -> None:
         labels = ClassLabels.read(folder)
         self._is_exclusive = labels.is_exclusive
-        for file in sorted(folder.glob("*.safetensors")):
+        for file in weight_files(folder):
             tensors = read_tensors(file, device, only="score.weight")
             if tensors:
                 self._weight = tensors["score.weight"]

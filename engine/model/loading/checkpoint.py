@@ -90,9 +90,11 @@ def is_quantized(folder: Path) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that a checkpoint's index names, or else that its folder has, with each weight once."""
+    """The safetensors files with each weight once: model.safetensors, or those that the index names, or else all."""
+    if (whole := folder / "model.safetensors").is_file():
+        return [whole]
     index = folder / "model.safetensors.index.json"
-    if index.is_file() and not (folder / "model.safetensors").is_file():
+    if index.is_file():
         if not isinstance(named := read_json(index).get("weight_map"), dict):
             raise ModelError(f"{index} must hold a weight_map with names of files, got {named!r}")
         return sorted({folder / str(name) for name in named.values()})

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from engine import Engine, EngineConfig, Request, plan_prefix_groups
 from engine.errors import ModelError, RequestError
@@ -130,6 +131,7 @@ def test_a_classification_head(num_classes: int, tiny_checkpoint: Callable[[str]
     )
     model.save_pretrained(tmp_path / "model")
     requests = [Request(request_id=str(i), token_ids=p, mode="classify") for i, p in enumerate(prompts())]
+    save_file({"score.weight": torch.zeros(1, model.config.hidden_size)}, tmp_path / "model" / "before.safetensors")
     engine = load(tmp_path / "model")
     with pytest.raises(RequestError, match="no output layer"):
         engine.generate([Request(request_id="a", token_ids=[5])])
