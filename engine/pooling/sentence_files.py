@@ -30,6 +30,15 @@ _ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid", "SiLU")
 """Classes of torch.nn that a Dense module may name."""
 
 
+_ARGUMENTS = (
+    *("processing_kwargs", "processor_kwargs", "tokenizer_args"),
+    *("config_kwargs", "config_args", "model_kwargs", "model_args"),
+)
+"""Keys of the file about texts that hold arguments by which sentence-transformers makes tokens or the model."""
+
+_NEUTRAL_ARGUMENTS = {"trust_remote_code", "attn_implementation", "dtype", "torch_dtype"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseFiles:
     """A linear layer after the pooling: a safetensors file with linear.weight ``[out, in]`` and optionally linear.bias,
@@ -85,8 +94,8 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     dense = tuple(_read_dense(place) for kind, place in modules if kind == "Dense")
     poolings = _find_poolings(pooling, config, modules[1][1])
     texts = _read_if_there(folder / "sentence_bert_config.json")
-    if texts.get("do_lower_case"):
-        raise ModelError(f"{folder / 'sentence_bert_config.json'}: do_lower_case is not supported")
+    if why := _why_not_texts(texts):
+        raise ModelError(f"{folder / 'sentence_bert_config.json'}: {why} is not supported")
     settings = _read_if_there(folder / "config_sentence_transformers.json")
     return SentenceFiles(
         poolings=poolings,
@@ -99,6 +108,20 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         pools_prompt=bool(pooling.get("include_prompt", True)),
         max_tokens=texts.get("max_seq_length"),
     )
+
+
+def _why_not_texts(texts: Mapping[str, Any]) -> str | None:
+    """What a file says about texts that is not computed here."""
+    if texts.get("do_lower_case"):
+        return "do_lower_case"
+    if (task := texts.get("transformer_task", "feature-extraction")) != "feature-extraction":
+        return f"transformer_task {task!r}"
+    if "message" in (texts.get("modality_config") or {}):
+        return "modality_config with message, by which texts are put into the chat template,"
+    for name in _ARGUMENTS:
+        if set(texts.get(name) or {}) - _NEUTRAL_ARGUMENTS:
+            return f"{name} {texts[name]}"
+    return None
 
 
 def check_causal_pooling(files: SentenceFiles, folder: Path) -> None:

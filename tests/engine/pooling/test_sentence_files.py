@@ -27,7 +27,8 @@ def write(folder: Path, name: str, values: object) -> Path:
 
 def test_all_files(folder: Path) -> None:
     save_modules(folder, "pooling_mode_cls_token", dense=8, prompts={"query": "search: "}, default_prompt_name="query")
-    write(folder, "sentence_bert_config.json", {"max_seq_length": 33, "do_lower_case": False})
+    neutral = {"model_args": {"dtype": "float32"}, "modality_config": {"text": {}}, "processing_kwargs": {}}
+    write(folder, "sentence_bert_config.json", {"max_seq_length": 33, "do_lower_case": False, **neutral})
     files = read_sentence_files(folder)
     assert (files.poolings, files.num_dimensions, files.is_normalized) == (("cls",), 8, True)
     assert (files.prompts, files.default_prompt, files.max_tokens) == ({"query": "search: "}, "query", 33)
@@ -79,6 +80,10 @@ def test_a_hidden_size_that_nobody_knows_is_named(tmp_path: Path) -> None:
         ("2_Dense/config.json", {}, "2_Dense/config.json: out_features must be a positive whole number, got None"),
         ("2_Dense/config.json", {"out_features": "8"}, "out_features must be a positive whole number, got '8'"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task 'fill-mask' is not"),
+        ("sentence_bert_config.json", {"modality_config": {"text": {}, "message": {}}}, "with message, by which texts"),
+        ("sentence_bert_config.json", {"model_args": {"add_pooling_layer": True}}, "model_args {'add_pooling_layer': "),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"padding": 1}}}, "processing_kwargs {'text': "),
         ("config_sentence_transformers.json", [], "must hold an object"),
     ],
 )
