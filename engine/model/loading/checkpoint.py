@@ -201,7 +201,8 @@ def read_end_tokens(folder: Path, name: str = "generation_config.json") -> int |
 
 
 def find_eos_token_ids(language_model: Any) -> frozenset[int]:
-    """Tokens that end an answer: the generation config's, else the config's."""
-    eos = getattr(getattr(language_model, "generation_config", None), "eos_token_id", None)
-    eos = language_model.config.eos_token_id if eos is None else eos
+    """Tokens that end an answer: the generation config's, else the config's, else the text model's."""
+    config = language_model.config
+    places = (getattr(language_model, "generation_config", None), config, config.get_text_config(decoder=True))
+    eos = next((eos for place in places if (eos := getattr(place, "eos_token_id", None)) is not None), None)
     return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
