@@ -1,7 +1,7 @@
 """A checkpoint's sentence-transformers files: how tokens are pooled to one vector, and the prompts before texts.
 
 The files: modules.json, which lists the modules; a folder with config.json for each; config_sentence_transformers.json
-for prompts; sentence_bert_config.json for the longest text. All may be missing.
+for prompts; sentence_bert_config.json, or that of another family, for the longest text. All may be missing.
 """
 
 import json
@@ -29,6 +29,12 @@ _OLD_NAMES = {
 _ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid", "SiLU")
 """Classes of torch.nn that a Dense module may name."""
 
+
+_ABOUT_TEXTS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Names of the file about texts, in the order in which sentence-transformers looks for it."""
 
 _ARGUMENTS = (
     *("processing_kwargs", "processor_kwargs", "tokenizer_args"),
@@ -93,9 +99,10 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     pooling = _read_if_there(modules[1][1] / "config.json") if modules[1][1] != folder else {}
     dense = tuple(_read_dense(place) for kind, place in modules if kind == "Dense")
     poolings = _find_poolings(pooling, config, modules[1][1])
-    texts = _read_if_there(folder / "sentence_bert_config.json")
+    about_texts = next((folder / name for name in _ABOUT_TEXTS if (folder / name).exists()), folder / _ABOUT_TEXTS[0])
+    texts = _read_if_there(about_texts)
     if why := _why_not_texts(texts):
-        raise ModelError(f"{folder / 'sentence_bert_config.json'}: {why} is not supported")
+        raise ModelError(f"{about_texts}: {why} is not supported")
     settings = _read_if_there(folder / "config_sentence_transformers.json")
     return SentenceFiles(
         poolings=poolings,

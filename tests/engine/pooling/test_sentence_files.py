@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelError
+from engine.model.loading.checkpoint import checkpoint_digest
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.pooler import EmbeddingPooler
 from engine.pooling.sentence_files import read_sentence_files
@@ -41,6 +42,17 @@ def test_newer_names_and_several_poolings(folder: Path) -> None:
     files = read_sentence_files(folder)
     assert (files.poolings, files.num_dimensions, files.default_dimensions) == (("cls", "max"), 48, 4)
     assert (files.is_normalized, files.pools_prompt) == (False, False)
+
+
+def test_the_file_about_texts_may_have_the_name_of_another_family(folder: Path) -> None:
+    save_modules(folder, "pooling_mode_cls_token")
+    before = checkpoint_digest(folder)
+    write(folder, "sentence_roberta_config.json", {"max_seq_length": 33})
+    assert read_sentence_files(folder).max_tokens == 33
+    assert checkpoint_digest(folder) != before
+    write(folder, "sentence_roberta_config.json", {"do_lower_case": True})
+    with pytest.raises(ModelError, match=r"sentence_roberta_config\.json: do_lower_case is not supported$"):
+        read_sentence_files(folder)
 
 
 def test_no_files(folder: Path) -> None:
