@@ -170,7 +170,9 @@ class Encoder:
         """The pooler for a mode; raises `ModelError` where the checkpoint has none."""
         if mode not in self._poolers:
             if mode == "classify":
-                self._poolers[mode] = EncoderClassPooler(self._model, ClassLabels.read(self._folder))
+                labels = ClassLabels.read(self._folder)
+                labels.check_head(self._folder, int(self._model.config.num_labels))
+                self._poolers[mode] = EncoderClassPooler(self._model, labels)
             else:
                 self._poolers[mode] = EmbeddingPooler(read_sentence_files(self._folder), self.device)
         return self._poolers[mode]

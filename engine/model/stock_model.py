@@ -42,6 +42,10 @@ def refuse_known(config: Any) -> None:
     layer_types = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
     if any(word in kind for kind in layer_types for word in _STATE_LAYERS):
         reasons.append(_STATES)
+    if getattr(config, "is_causal", None) is False:
+        reasons.append(
+            "its attention is not causal, by is_causal of config.json, and KV is kept of earlier tokens alone"
+        )
     if reasons:
         raise ModelError(f"architecture {config.model_type!r} is not supported: {reasons[0]}")
 

@@ -24,7 +24,13 @@ class ClassLabels:
                 f"{folder}: the checkpoint has no classification head; its architectures are "
                 f"{config.get('architectures')}, and one that ends with ForSequenceClassification is needed"
             )
-        named = config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
+        named = config.get("id2label") or {n: f"LABEL_{n}" for n in range(config.get("num_labels") or 2)}
         names = tuple(str(named[key]) for key in sorted(named, key=int))
         is_exclusive = len(names) > 1 and config.get("problem_type") != "multi_label_classification"
         return cls(names=names, is_exclusive=is_exclusive)
+
+    def check_head(self, folder: Path, num_outputs: int) -> None:
+        """Raises `ModelError` if the head of the checkpoint in the folder has more or fewer outputs than classes."""
+        if num_outputs != len(self.names):
+            what = f"config.json names {len(self.names)} classes, the classification head has {num_outputs} outputs"
+            raise ModelError(f"model {str(folder)!r}: {what}")

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from engine.errors import ModelError
+from engine.model.loading.checkpoint import weight_files
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.sentence_files import SentenceFiles, check_causal_pooling, read_sentence_files
 from engine.request import Mode, Request
@@ -55,15 +56,18 @@ class EmbeddingPooler:
 
 
 class CausalClassPooler:
-    """Classes of a causal model: a linear layer on the last token; `ModelError` if the checkpoint has none."""
+    """Classes of a causal model: a linear layer on the last token; `ModelError` if the checkpoint has none, or other
+    classes than outputs."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        self._is_exclusive = ClassLabels.read(folder).is_exclusive
-        for file in sorted(folder.glob("*.safetensors")):
+        labels = ClassLabels.read(folder)
+        self._is_exclusive = labels.is_exclusive
+        for file in weight_files(folder):
             tensors = read_tensors(file, device, only="score.weight")
             if tensors:
                 self._weight = tensors["score.weight"]
                 self.num_values = len(self._weight)
+                labels.check_head(folder, self.num_values)
                 return
         raise ModelError(f"{folder} holds no score.weight, the layer that gives a score to each class")
 

@@ -1,7 +1,7 @@
 """A checkpoint's sentence-transformers files: how tokens are pooled to one vector, and the prompts before texts.
 
 The files: modules.json, which lists the modules; a folder with config.json for each; config_sentence_transformers.json
-for prompts; sentence_bert_config.json for the longest text. All may be missing.
+for prompts; sentence_bert_config.json, or that of another family, for the longest text. All may be missing.
 """
 
 import json
@@ -28,6 +28,21 @@ _OLD_NAMES = {
 
 _ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid", "SiLU")
 """Classes of torch.nn that a Dense module may name."""
+
+
+_ABOUT_TEXTS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Names of the file about texts, in the order in which sentence-transformers looks for it."""
+
+_ARGUMENTS = (
+    *("processing_kwargs", "processor_kwargs", "tokenizer_args"),
+    *("config_kwargs", "config_args", "model_kwargs", "model_args"),
+)
+"""Keys of the file about texts that hold arguments by which sentence-transformers makes tokens or the model."""
+
+_NEUTRAL_ARGUMENTS = {"trust_remote_code", "attn_implementation", "dtype", "torch_dtype"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +99,10 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     pooling = _read_if_there(modules[1][1] / "config.json") if modules[1][1] != folder else {}
     dense = tuple(_read_dense(place) for kind, place in modules if kind == "Dense")
     poolings = _find_poolings(pooling, config, modules[1][1])
-    texts = _read_if_there(folder / "sentence_bert_config.json")
-    if texts.get("do_lower_case"):
-        raise ModelError(f"{folder / 'sentence_bert_config.json'}: do_lower_case is not supported")
+    about_texts = next((folder / name for name in _ABOUT_TEXTS if (folder / name).exists()), folder / _ABOUT_TEXTS[0])
+    texts = _read_if_there(about_texts)
+    if why := _why_not_texts(texts):
+        raise ModelError(f"{about_texts}: {why} is not supported")
     settings = _read_if_there(folder / "config_sentence_transformers.json")
     return SentenceFiles(
         poolings=poolings,
@@ -99,6 +115,20 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         pools_prompt=bool(pooling.get("include_prompt", True)),
         max_tokens=texts.get("max_seq_length"),
     )
+
+
+def _why_not_texts(texts: Mapping[str, Any]) -> str | None:
+    """What a file says about texts that is not computed here."""
+    if texts.get("do_lower_case"):
+        return "do_lower_case"
+    if (task := texts.get("transformer_task", "feature-extraction")) != "feature-extraction":
+        return f"transformer_task {task!r}"
+    if "message" in (texts.get("modality_config") or {}):
+        return "modality_config with message, by which texts are put into the chat template,"
+    for name in _ARGUMENTS:
+        if set(texts.get(name) or {}) - _NEUTRAL_ARGUMENTS:
+            return f"{name} {texts[name]}"
+    return None
 
 
 def check_causal_pooling(files: SentenceFiles, folder: Path) -> None:

@@ -16,7 +16,8 @@ from tasks.prompts.text_codec import TextCodec
 def limit_prompts(
     encode: Encode, kind: AnswerKind, codec: TextCodec, checkpoint: Path, max_model_len: int
 ) -> tuple[int, Encode]:
-    """The least limit of a checkpoint's config.json, its tokenizer and its sentence-transformers files.
+    """The least limit of a checkpoint's config.json and its tokenizer. For embeddings, a limit of its
+    sentence-transformers files takes the place of the tokenizer's.
 
     Args:
         kind: of the answers; its `too_long` decides between cutting and errors.
@@ -29,11 +30,11 @@ def limit_prompts(
     """
     assert isinstance(kind, PooledKind), "other kinds have no such limit"
     most, side = codec.truncation
+    if kind.mode == "embed":
+        most = read_sentence_files(checkpoint).max_tokens or most
     limits = [max_model_len, most]
     if is_encoder(checkpoint):
         limits.append(find_longest_text(checkpoint))
-    if kind.mode == "embed":
-        limits.append(read_sentence_files(checkpoint).max_tokens)
     limit = min(each for each in limits if each)
     if kind.too_long == "error":
         return limit, encode

@@ -524,6 +524,7 @@ def test_a_budget_above_the_memory_is_refused(tiny_llama: Path) -> None:
             "config.json: rope_type 'spiral' is not one of default, dynamic, linear, ",
         ),
         ({"model_type": "mamba"}, "architecture 'mamba' is not supported: .* keep a state in place of KV"),
+        ({"is_causal": False}, r"architecture 'llama' is not supported: its attention is not causal, by is_causal of "),
         ({"model_type": "qwen3"}, r"its files lack 4 weights, model\.layers\.0\.self_attn\.k_norm\.weight first"),
     ],
 )

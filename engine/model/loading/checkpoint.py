@@ -90,9 +90,11 @@ def is_quantized(folder: Path) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that a checkpoint's index names, or else that its folder has, with each weight once."""
+    """The safetensors files with each weight once: model.safetensors, or those that the index names, or else all."""
+    if (whole := folder / "model.safetensors").is_file():
+        return [whole]
     index = folder / "model.safetensors.index.json"
-    if index.is_file() and not (folder / "model.safetensors").is_file():
+    if index.is_file():
         if not isinstance(named := read_json(index).get("weight_map"), dict):
             raise ModelError(f"{index} must hold a weight_map with names of files, got {named!r}")
         return sorted({folder / str(name) for name in named.values()})
@@ -182,6 +184,7 @@ def is_plain(config: Mapping[str, Any]) -> bool:
         config.get("model_type") in PLAIN_MODEL_TYPES
         and config.get("hidden_act", "silu") == "silu"
         and not config.get("mlp_bias")
+        and config.get("is_causal") is not False
         and isinstance(rope, Mapping)
         and (rope.get("rope_type") or rope.get("type")) in (None, "default", "linear", "llama3", "yarn")
         and all(each.get("partial_rotary_factor") in (None, 1) for each in (config, rope))
@@ -198,7 +201,8 @@ def read_end_tokens(folder: Path, name: str = "generation_config.json") -> int |
 
 
 def find_eos_token_ids(language_model: Any) -> frozenset[int]:
-    """Tokens that end an answer: the generation config's, else the config's."""
-    eos = getattr(getattr(language_model, "generation_config", None), "eos_token_id", None)
-    eos = language_model.config.eos_token_id if eos is None else eos
+    """Tokens that end an answer: the generation config's, else the config's, else the text model's."""
+    config = language_model.config
+    places = (getattr(language_model, "generation_config", None), config, config.get_text_config(decoder=True))
+    eos = next((eos for place in places if (eos := getattr(place, "eos_token_id", None)) is not None), None)
     return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)

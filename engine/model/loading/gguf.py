@@ -13,18 +13,24 @@ from typing import Any
 
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import GGUF_TENSORS, cache_folder, read_json, weight_sample
-from engine.model.loading.gguf_config import complete_config, find_end_tokens
+from engine.model.loading.gguf_config import complete_config, find_end_tokens, find_pooling
 from engine.model.loading.other_weights import refuse_missing, refuse_unread
 
 LOGGER = logging.getLogger("batchloom.engine")
 
-_CONVERTER_VERSION = 8
+_CONVERTER_VERSION = 9
 
 _OF_MISTRAL = ("architectures", "model_type", "sliding_window")
 
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 """Vocabularies, by their pre-tokenizers, in which a word is looked up before it is merged, and whose texts begin with a
 token of their own unless the file says otherwise."""
+
+_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")
+"""Pre-tokenizers that make each digit a word, and of all else GPT-2's words; names and rules are llama.cpp's."""
+
+_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "mellum", "exaone4")
+"""Pre-tokenizers that make GPT-2's words."""
 
 
 def open_gguf(file: Path) -> Path:
@@ -137,8 +143,11 @@ def _write_folder(file: Path, folder: Path) -> None:
     source: dict[str, Any] = {"gguf_file": file.name}
     from engine.model.loading.stock_weights import no_progress_bars
 
-    pre = reader.fields.get("tokenizer.ggml.pre")
-    has_whole_words = pre is not None and pre.contents() in _WHOLE_WORDS
+    pre, prefix, kind = (
+        None if (field := reader.fields.get(f"tokenizer.ggml.{name}")) is None else field.contents()
+        for name in ("pre", "add_space_prefix", "model")
+    )
+    has_whole_words = pre in _WHOLE_WORDS
     begins = {"add_bos_token": True} if has_whole_words and "tokenizer.ggml.add_bos_token" not in reader.fields else {}
     with no_progress_bars():
         config = transformers.AutoConfig.from_pretrained(file.parent, **source)
@@ -148,10 +157,10 @@ def _write_folder(file: Path, folder: Path) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **source, **begins)
     if has_whole_words:
         tokenizer.backend_tokenizer.model.ignore_merges = True
-    prefix, kind = (reader.fields.get(f"tokenizer.ggml.{name}") for name in ("add_space_prefix", "model"))
-    is_sentencepiece = kind is not None and kind.contents() == "llama" and not config.model_type.startswith("gemma")
-    if is_sentencepiece and prefix is not None and not prefix.contents():
+    if kind == "llama" and prefix is not None and not prefix and not config.model_type.startswith("gemma"):
         _drop_space_prefix(tokenizer.backend_tokenizer)
+    if kind == "gpt2":
+        _set_words(file, tokenizer.backend_tokenizer, pre)
     tokenizer.save_pretrained(folder)
     if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:  # the file does not name its class
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
@@ -162,9 +171,16 @@ def _write_folder(file: Path, folder: Path) -> None:
     if config.architectures:
         _refuse_unread(file, config, reader)
     config.save_pretrained(folder)
+    if kind == "gpt2":
+        _keep_words(file, tokenizer, folder)
     generation = transformers.GenerationConfig.from_model_config(config)
     generation.eos_token_id = find_end_tokens(reader) or generation.eos_token_id
     generation.save_pretrained(folder)
+    if (pooling := find_pooling(reader)) is not None:
+        modules = [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"}]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
 
 
 def _refuse_unread(file: Path, config: Any, reader: Any) -> None:
@@ -181,6 +197,40 @@ def _refuse_unread(file: Path, config: Any, reader: Any) -> None:
         model = AutoModelForCausalLM.from_config(config)
     known = [names.get_name(name, (".weight", ".bias")) for name, _ in model.named_parameters()]
     refuse_unread(file, [tensor.name for tensor in reader.tensors], [name for name in known if name])
+
+
+def _set_words(file: Path, tokenizer: Any, pre: str | None) -> None:
+    """Makes a byte-level tokenizer split texts into words as the file says, and not as GPT-2's, which transformers
+    leaves where it does not know the file's way; `ModelError` if it is not known here either."""
+    from tokenizers import pre_tokenizers
+
+    if not isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) or pre in _GPT2:
+        return
+    if pre not in _SINGLE_DIGITS:
+        what = "does not say how" if pre in (None, "default") else f"is {pre!r}; it is not known here how such"
+        advice = "use the model's safetensors files or another GGUF file"
+        raise ModelError(f"model {str(file)!r}: tokenizer.ggml.pre {what} texts are split into words; {advice}")
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, tokenizer.pre_tokenizer])
+
+
+def _keep_words(file: Path, tokenizer: Any, folder: Path) -> None:
+    """Makes a saved tokenizer split texts when it is read as it does now: the classes that transformers has for some
+    architectures split in their own way. `ModelError` if transformers insists on its class."""
+    import transformers
+
+    def words(tokenizer: Any) -> tuple[bytes, bool]:
+        backend = tokenizer.backend_tokenizer
+        return backend.pre_tokenizer.__getstate__(), backend.model.ignore_merges
+
+    if words(transformers.AutoTokenizer.from_pretrained(folder)) != words(tokenizer):
+        settings = folder / "tokenizer_config.json"
+        settings.write_text(json.dumps(read_json(settings) | {"tokenizer_class": "TokenizersBackend"}, indent=2))
+        if words(transformers.AutoTokenizer.from_pretrained(folder)) != words(tokenizer):
+            name = type(tokenizer).__name__
+            raise ModelError(
+                f"model {str(file)!r}: transformers' {name} does not split texts as tokenizer.ggml.pre says"
+            )
 
 
 def _drop_space_prefix(tokenizer: Any) -> None:

@@ -31,7 +31,8 @@ def complete_config(config: Any, reader: Any) -> None:
         config: made by transformers of the same file.
         reader: of the gguf package.
     Raises:
-        ModelError: the file scales rotations in a way that is not known here, or has more layers than it says.
+        ModelError: the file scales rotations in a way that is not known here, has more layers than it says, or
+            attention that is not causal.
     """
     architecture = reader.fields["general.architecture"].contents()
 
@@ -39,6 +40,8 @@ def complete_config(config: Any, reader: Any) -> None:
         field = reader.fields.get(f"{architecture}.{name}")
         return None if field is None else field.contents()
 
+    if read("attention.causal") is False:
+        raise ModelError(f"{architecture}.attention.causal is false, which is not supported")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     num_layers = config.num_hidden_layers + (read("nextn_predict_layers") or 0)
     if extra := [name for name in tensors if name.startswith("blk.") and int(name.split(".")[1]) >= num_layers]:
@@ -74,6 +77,13 @@ def complete_config(config: Any, reader: Any) -> None:
         config.sliding_window = int(window) or None  # Phi-4's is 0
     if config.num_hidden_layers == LAYERS_OF_27B.get(config.model_type):
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
+
+
+def find_pooling(reader: Any) -> str | None:
+    """The pooling of an embedding model by sentence-transformers' name; None where the file names none, or the last
+    token's. `reader`: of the gguf package."""
+    field = reader.fields.get(f"{reader.fields['general.architecture'].contents()}.pooling_type")
+    return None if field is None else {1: "mean", 2: "cls"}.get(int(field.contents()))
 
 
 def find_end_tokens(reader: Any) -> list[int]:

@@ -7,7 +7,7 @@ from engine.errors import ModelError
 from engine.model.loading.checkpoint import TOKENIZER_FILES, resolve_checkpoint
 
 SENTENCE_FILES = (
-    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
     *("[0-9]*_*/config.json", "[0-9]*_*/model.safetensors"),
 )
 """Patterns of sentence-transformers' files, which configure how a checkpoint computes embeddings."""

@@ -22,6 +22,9 @@ from engine.model.loading.other_weights import refuse_missing, refuse_unread
 _HEAD = re.compile(r"lm_head|embed_out|unembed|^(head|output)\.")
 """Names of the weights of output layers, in the files of all architectures."""
 
+_SCALE = re.compile(r"(weight|_proj)_scale(_inv|_2)?$|\.(scales|qweight|qzeros)$")
+"""Names of tensors that belong to quantized weights."""
+
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
@@ -115,7 +118,8 @@ def read_pretrained(
     kind: Any, folder: Path, config: transformers.PretrainedConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Any, set[str]]:
     """A model with a checkpoint's weights on a device, and the names of the weights that its files lack. Raises
-    `ModelError` if a file is damaged, or a weight has another shape than by config.json; or as `refuse_unread`.
+    `ModelError` if a file is damaged, a weight has another shape than by config.json, or weights are quantized and it
+    does not say so; or as `refuse_unread`.
 
     Args:
         kind: an "auto" class of transformers.
@@ -133,5 +137,8 @@ def read_pretrained(
         name, found, expected = min(info["mismatched_keys"])
         shapes = f"{list(found)}, by config.json {list(expected)}"
         raise ModelError(f"model {str(folder)!r}: the weight {name} has the shape {shapes}")
+    if not hasattr(config, "quantization_config") and (scales := [*filter(_SCALE.search, info["unexpected_keys"])]):
+        why = f"its files have {min(scales)}, as of quantized weights; config.json has no quantization_config"
+        raise ModelError(f"model {str(folder)!r}: {why}")
     refuse_unread(folder, info["unexpected_keys"], dict(loaded.named_parameters(remove_duplicate=False)))
     return loaded, set(info["missing_keys"])

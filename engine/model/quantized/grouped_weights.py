@@ -230,6 +230,8 @@ def _why_not_compressed(config: Mapping[str, Any]) -> str | None:
     sparsity = config.get("sparsity_config") or {}
     if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
         return f"sparsity_config {sparsity}"
+    if transforms := config.get("transform_config"):
+        return f"transform_config {transforms}"
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         return f"config_groups {groups}"
     for group in groups.values():

@@ -123,6 +123,20 @@ def test_heads_match_transformers(family: str, num_classes: int, tmp_path: Path)
         assert completion.finish_reason == "scored"
 
 
+def test_a_head_has_as_many_outputs_as_config_json_names_classes(tmp_path: Path) -> None:
+    """By `num_labels` where it names none; files of most rerankers have one output."""
+    folder = save_encoder("bert", tmp_path / "m", num_classes=1)
+    config = json.loads((folder / "config.json").read_text())
+    config = {name: values for name, values in config.items() if name not in ("id2label", "label2id")}
+    (folder / "config.json").write_text(json.dumps(config | {"num_labels": 1}))
+    requests = [Request(request_id=0, token_ids=[5, 9], mode="classify")]
+    (answer,) = load(folder).pool(requests, "classify")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = torch.nn.functional.logsigmoid(model(torch.tensor([[5, 9]])).logits.double())
+    assert answer.label_logprobs == pytest.approx([float(expected)], abs=TOLERANCE * 10)
+
+
 def test_equal_texts_are_computed_once_and_steps_are_full(tmp_path: Path) -> None:
     folder = save_encoder("bert", tmp_path / "m")
     prompts = [list(range(10, 10 + length)) for length in (5, 30, 30, 12, 60, 5)]

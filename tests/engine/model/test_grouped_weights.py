@@ -205,6 +205,11 @@ def test_so_are_those_of_families_with_more_operations(
             {"config_groups": {"a": {"weights": "int4"}}},
             "compressed-tensors with config_groups {'a': {'weights': 'int4'}}",
         ),
+        (
+            "int4",
+            {"transform_config": {"config_groups": {"R4": {"type": "hadamard"}}}},
+            "compressed-tensors with transform_config {'config_groups': {'R4': {'type': 'hadamard'}}}",
+        ),
         ("int4", {"sparsity_config": "2:4"}, "compressed-tensors with sparsity_config 2:4"),
         (
             "int4",

@@ -1,5 +1,6 @@
 """Causal models' embeddings and class scores, in float32, against sentence-transformers and transformers."""
 
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from engine import Engine, EngineConfig, Request, plan_prefix_groups
 from engine.errors import ModelError, RequestError
@@ -129,6 +131,7 @@ def test_a_classification_head(num_classes: int, tiny_checkpoint: Callable[[str]
     )
     model.save_pretrained(tmp_path / "model")
     requests = [Request(request_id=str(i), token_ids=p, mode="classify") for i, p in enumerate(prompts())]
+    save_file({"score.weight": torch.zeros(1, model.config.hidden_size)}, tmp_path / "model" / "before.safetensors")
     engine = load(tmp_path / "model")
     with pytest.raises(RequestError, match="no output layer"):
         engine.generate([Request(request_id="a", token_ids=[5])])
@@ -137,6 +140,12 @@ def test_a_classification_head(num_classes: int, tiny_checkpoint: Callable[[str]
             logits = model(torch.tensor([prompt])).logits[0].double()
         expected = logits.log_softmax(0) if num_classes > 1 else torch.nn.functional.logsigmoid(logits)
         assert np.abs(np.array(completion.label_logprobs) - expected.numpy()).max() < 1e-4
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["id2label"] = {str(number): f"class {number}" for number in range(num_classes + 1)}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    why = rf"names {num_classes + 1} classes, the classification head has {num_classes} outputs"
+    with pytest.raises(ModelError, match=rf"^model '.*model': config\.json {why}$"):
+        load(tmp_path / "model").pool(requests, "classify")
 
 
 def test_what_is_not_computed_is_refused(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

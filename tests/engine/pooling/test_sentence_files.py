@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelError
+from engine.model.loading.checkpoint import checkpoint_digest
 from engine.pooling.class_labels import ClassLabels
 from engine.pooling.pooler import EmbeddingPooler
 from engine.pooling.sentence_files import read_sentence_files
@@ -27,7 +28,8 @@ def write(folder: Path, name: str, values: object) -> Path:
 
 def test_all_files(folder: Path) -> None:
     save_modules(folder, "pooling_mode_cls_token", dense=8, prompts={"query": "search: "}, default_prompt_name="query")
-    write(folder, "sentence_bert_config.json", {"max_seq_length": 33, "do_lower_case": False})
+    neutral = {"model_args": {"dtype": "float32"}, "modality_config": {"text": {}}, "processing_kwargs": {}}
+    write(folder, "sentence_bert_config.json", {"max_seq_length": 33, "do_lower_case": False, **neutral})
     files = read_sentence_files(folder)
     assert (files.poolings, files.num_dimensions, files.is_normalized) == (("cls",), 8, True)
     assert (files.prompts, files.default_prompt, files.max_tokens) == ({"query": "search: "}, "query", 33)
@@ -40,6 +42,17 @@ def test_newer_names_and_several_poolings(folder: Path) -> None:
     files = read_sentence_files(folder)
     assert (files.poolings, files.num_dimensions, files.default_dimensions) == (("cls", "max"), 48, 4)
     assert (files.is_normalized, files.pools_prompt) == (False, False)
+
+
+def test_the_file_about_texts_may_have_the_name_of_another_family(folder: Path) -> None:
+    save_modules(folder, "pooling_mode_cls_token")
+    before = checkpoint_digest(folder)
+    write(folder, "sentence_roberta_config.json", {"max_seq_length": 33})
+    assert read_sentence_files(folder).max_tokens == 33
+    assert checkpoint_digest(folder) != before
+    write(folder, "sentence_roberta_config.json", {"do_lower_case": True})
+    with pytest.raises(ModelError, match=r"sentence_roberta_config\.json: do_lower_case is not supported$"):
+        read_sentence_files(folder)
 
 
 def test_no_files(folder: Path) -> None:
@@ -79,6 +92,10 @@ def test_a_hidden_size_that_nobody_knows_is_named(tmp_path: Path) -> None:
         ("2_Dense/config.json", {}, "2_Dense/config.json: out_features must be a positive whole number, got None"),
         ("2_Dense/config.json", {"out_features": "8"}, "out_features must be a positive whole number, got '8'"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task 'fill-mask' is not"),
+        ("sentence_bert_config.json", {"modality_config": {"text": {}, "message": {}}}, "with message, by which texts"),
+        ("sentence_bert_config.json", {"model_args": {"add_pooling_layer": True}}, "model_args {'add_pooling_layer': "),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"padding": 1}}}, "processing_kwargs {'text': "),
         ("config_sentence_transformers.json", [], "must hold an object"),
     ],
 )
@@ -103,4 +120,8 @@ def test_classes(folder: Path) -> None:
     assert ClassLabels.read(write(folder, "config.json", config)).names == ("a", "b", "c")
     assert ClassLabels.read(folder).is_exclusive
     write(folder, "config.json", {**config, "problem_type": "multi_label_classification"})
+    assert not ClassLabels.read(folder).is_exclusive
+    for counted, names in (({}, ("LABEL_0", "LABEL_1")), ({"num_labels": 1}, ("LABEL_0",))):
+        write(folder, "config.json", {"architectures": config["architectures"], **counted})
+        assert ClassLabels.read(folder).names == names
     assert not ClassLabels.read(folder).is_exclusive

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from engine.errors import ModelError
+from tasks.answers.embed import Embedding
 from tasks.answers.head_score import PAIR_MARK, HeadScore, find_pair_separator
 from tasks.prompts.prompt import PromptEncoder, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
@@ -52,6 +53,15 @@ def save(tokenizer: Tokenizer, folder: Path, **names: str) -> None:
     (folder / "config.json").write_text(
         '{"model_type": "bert", "max_position_embeddings": 99, "architectures": ["BertForSequenceClassification"]}'
     )
+
+
+@pytest.mark.parametrize(("own", "limit"), [(20, 20), (8, 8), (None, LIMIT), (200, 99)])
+def test_a_limit_for_embeddings_takes_the_place_of_the_tokenizer_s(own: int | None, limit: int, tmp_path: Path) -> None:
+    """As in sentence-transformers; positions end at 99."""
+    save_word_piece(tmp_path)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": own}))
+    codec = TextCodec.load(tmp_path)
+    assert limit_prompts(iter, Embedding(output={"table": "t"}), codec, tmp_path, 99)[0] == limit
 
 
 @pytest.mark.parametrize("make", [save_word_piece, save_unigram])

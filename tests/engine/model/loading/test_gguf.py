@@ -8,12 +8,12 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
-from tokenizers import Tokenizer
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
 from engine.model.loading.checkpoint import read_end_tokens, read_json, resolve_checkpoint
 from engine.model.loading.gguf import unpack_gguf
+from tasks.prompts.text_codec import TextCodec
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, EXPERT_SIZE, TOKENS = 64, 4, 2, 32, 6, 96, 640
 
@@ -142,9 +142,50 @@ def test_words_of_llama_3_are_tokens_before_they_are_merged(
     ]
     changed = {f"tokenizer.ggml.{name}": values for name, values in changed.items()}
     write_mixture(tmp_path / "model.gguf", smollm2_gguf, changed=changed)
-    tokenizer = Tokenizer.from_file(str(resolve_checkpoint(tmp_path / "model.gguf") / "tokenizer.json"))
-    first = [] if begins is False else [tokenizer.token_to_id("<|im_start|>")]
-    assert tokenizer.encode("qzx").ids == [*first, TOKENS - 1]
+    codec = TextCodec.load(resolve_checkpoint(tmp_path / "model.gguf"))
+    first = [] if begins is False else [codec.tokenizer.token_to_id("<|im_start|>")]
+    assert codec.encode(["qzx"], add_special_tokens=True) == [[*first, TOKENS - 1]]
+
+
+def words_of(file: Path, text: str) -> str:
+    """A text's tokens as a night has them, with lines between them."""
+    codec = TextCodec.load(resolve_checkpoint(file))
+    (token_ids,) = codec.encode([text], add_special_tokens=False)
+    return "|".join(codec.decode([token_id]) for token_id in token_ids)
+
+
+@pytest.mark.parametrize("pre", ["smollm", "starcoder", "refact"])
+def test_each_digit_is_a_word_where_llama_cpp_has_it_so(pre: str, tmp_path: Path, smollm2_gguf: Path) -> None:
+    """Also in a file of Qwen3, for which transformers has a class with words of its own. The tokens are llama.cpp's."""
+    assert words_of(smollm2_gguf, "Steps:\n\n1. Foo\n    20") == "Steps|:|\n\n|1|.| F|oo|\n    |2|0"
+    write_mixture(tmp_path / "model.gguf", smollm2_gguf, changed={"tokenizer.ggml.pre": pre})
+    assert words_of(tmp_path / "model.gguf", "is    2") == "is|    |2"
+
+
+@pytest.mark.parametrize(("pre", "words"), [("gpt-2", "(|i"), ("qwen2", "(i")])
+def test_a_file_has_the_words_that_it_names(pre: str, words: str, tmp_path: Path, smollm2_gguf: Path) -> None:
+    """And not those of the class that transformers has for its architecture."""
+    changed = {"pre": pre, "tokens": [*read_tokenizer(smollm2_gguf)["tokenizer.ggml.tokens"][1][: TOKENS - 1], "(i"]}
+    changed |= {"merges": ["( i"]}
+    fields = {f"tokenizer.ggml.{name}": values for name, values in changed.items()}
+    write_mixture(tmp_path / "model.gguf", smollm2_gguf, changed=fields)
+    assert words_of(tmp_path / "model.gguf", "(i") == words
+
+
+@pytest.mark.parametrize(
+    ("pre", "why"),
+    [
+        (None, "does not say how texts"),
+        ("default", "does not say how texts"),
+        ("deepseek-llm", "is 'deepseek-llm'; it is not known here how such texts"),
+    ],
+)
+def test_words_that_are_not_known_are_refused(pre: str | None, why: str, tmp_path: Path, smollm2_gguf: Path) -> None:
+    write_mixture(tmp_path / "model.gguf", smollm2_gguf, changed={"tokenizer.ggml.pre": pre})
+    with pytest.raises(
+        ModelError, match=rf"^model '.*model\.gguf': tokenizer\.ggml\.pre {why} are split into words; use "
+    ):
+        resolve_checkpoint(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])

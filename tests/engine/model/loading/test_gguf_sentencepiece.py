@@ -19,12 +19,14 @@ PIECES = ["▁", *"aehnlo", "▁h", "▁a", "▁he", "he", "ll", "an", "▁an", 
 
 def write_llama(file: Path, *, num_layers: int = 2, architecture: str = "llama", name: str = "", **fields: Any) -> Path:
     """A Llama of two layers with random weights. `fields` are of its architecture, None where the file has none;
-    `add_space_prefix` is the tokenizer's."""
+    `add_space_prefix` is the tokenizer's, `is_causal` of the attention."""
     writer, rng = GGUFWriter(file, architecture), np.random.default_rng(0)
     if name:
         writer.add_name(name)
     if "add_space_prefix" in fields:
         writer.add_add_space_prefix(fields.pop("add_space_prefix"))
+    if "is_causal" in fields:
+        writer.add_causal_attention(fields.pop("is_causal"))
     sizes = {"block_count": num_layers, "context_length": 512, "embedding_length": HIDDEN}
     sizes |= {"feed_forward_length": FEED_FORWARD, "rope.dimension_count": HEAD_DIM}
     sizes |= {"attention.head_count": HEADS, "attention.head_count_kv": HEADS}
@@ -96,6 +98,24 @@ def test_more_layers_than_the_file_says_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model\.gguf': llama\.block_count says 1 layers, it has blk\.1\.attn_k\."):
         resolve_checkpoint(file)
     assert resolve_checkpoint(write_llama(tmp_path / "more.gguf", num_layers=1, nextn_predict_layers=1))
+
+
+def test_attention_that_is_not_causal_is_refused(tmp_path: Path) -> None:
+    assert resolve_checkpoint(write_llama(tmp_path / "causal.gguf", is_causal=True))
+    with pytest.raises(ModelError, match=r"model\.gguf': llama\.attention\.causal is false, which is not supported$"):
+        resolve_checkpoint(write_llama(tmp_path / "model.gguf", is_causal=False))
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (2, "cls"), (3, ""), (None, "")])
+def test_the_pooling_that_a_file_names_is_computed_or_refused(number: int | None, pooling: str, tmp_path: Path) -> None:
+    file = write_llama(tmp_path / "model.gguf", pooling_type=number)
+    engine = Engine.load(file, EngineConfig(dtype="float32", device="cpu", kv_memory_bytes=1 << 22))
+    asked = [Request(request_id=0, token_ids=[1, 240, 250], mode="embed")]
+    if not pooling:
+        assert len(engine.pool(asked)[0].embedding) == HIDDEN
+        return
+    with pytest.raises(ModelError, match=f"pooling {pooling} of a causal model is not supported, only lasttoken"):
+        engine.pool(asked)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,15 @@ def test_a_weight_of_another_shape_and_a_bias_without_a_place_are_named(
         Engine.load(write(tmp_path / "model", config, **tensors), SETTINGS)
 
 
+@pytest.mark.parametrize("scale", ["weight_scale", "weight_scale_inv", "scales"])
+def test_weights_of_8_bits_that_config_json_does_not_mention_are_refused(scale: str, tmp_path: Path) -> None:
+    """As modelopt saves them: transformers converts the codes and leaves out the scales."""
+    codes = {"weight": torch.ones(64, 64).to(torch.float8_e4m3fn), scale: torch.tensor(0.5)}
+    folder = write(tmp_path, Olmo2Config(**SIZES, num_attention_heads=4), **codes)
+    with pytest.raises(ModelError, match=rf"its files have {Q_PROJ}\.{scale}, as of quantized weights; config"):
+        Engine.load(folder, SETTINGS)
+
+
 @pytest.mark.parametrize("unread", ["self_attn.o_proj.bias", "self_attn.q_norm.weight", "pre_attention_norm.weight"])
 @pytest.mark.parametrize("prefix", ["model.", ""])
 @pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config, GraniteConfig])

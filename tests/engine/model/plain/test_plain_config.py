@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,6 +195,14 @@ def test_an_end_token_of_the_generation_config_comes_first(tmp_path: Path) -> No
     assert find_eos_token_ids(empty_model(found, tmp_path, torch.float32)) == {8, 9}
     (tmp_path / "generation_config.json").write_text("{}")
     assert find_eos_token_ids(empty_model(found, tmp_path, torch.float32)) == {3}
+
+
+def test_an_end_token_may_be_named_by_the_text_model_alone() -> None:
+    """As in config.json of models of text and images."""
+    config = transformers.Gemma3Config(text_config={"eos_token_id": 7})
+    model = SimpleNamespace(config=config, generation_config=transformers.GenerationConfig())
+    assert not hasattr(config, "eos_token_id")
+    assert find_eos_token_ids(model) == {7}
 
 
 def test_long_waves_are_lengthened_and_short_ones_stay(tmp_path: Path) -> None:

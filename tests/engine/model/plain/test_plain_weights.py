@@ -73,6 +73,15 @@ def test_files_in_another_form_beside_it_are_not_read(copied: Callable[[str], Pa
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+def test_a_second_file_of_weights_beside_it_is_not_read(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama")
+    expected = load(folder)[0].state_dict()
+    others = {name: 2 * tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(others, folder / "model_old.safetensors")
+    found = load(folder)[0].state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
 @pytest.mark.parametrize("is_base", [False, True])
 def test_a_checkpoint_without_an_output_layer(is_base: bool, copied: Callable[[str], Path]) -> None:
     folder = copied("mistral")
