@@ -201,15 +201,19 @@ def _refuse_unread(file: Path, config: Any, reader: Any) -> None:
 
 def _set_words(file: Path, tokenizer: Any, pre: str | None) -> None:
     """Makes a byte-level tokenizer split texts into words as the file says, and not as GPT-2's, which transformers
-    leaves where it does not know the file's way; `ModelError` if it is not known here either."""
+    leaves where it does not know the file's way; `ModelError` if it is not known here either. A file that does not say
+    it keeps GPT-2's, with a warning."""
     from tokenizers import pre_tokenizers
 
     if not isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) or pre in _GPT2:
         return
+    if pre in (None, "default"):
+        what = "%s: tokenizer.ggml.pre does not say how texts are split into words: they are split as GPT-2's"
+        LOGGER.warning(what, file)
+        return
     if pre not in _SINGLE_DIGITS:
-        what = "does not say how" if pre in (None, "default") else f"is {pre!r}; it is not known here how such"
-        advice = "use the model's safetensors files or another GGUF file"
-        raise ModelError(f"model {str(file)!r}: tokenizer.ggml.pre {what} texts are split into words; {advice}")
+        what = f"tokenizer.ggml.pre is {pre!r}; it is not known here how such texts are split into words"
+        raise ModelError(f"model {str(file)!r}: {what}; use the model's safetensors files or another GGUF file")
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, tokenizer.pre_tokenizer])
 
