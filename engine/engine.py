@@ -61,9 +61,9 @@ class Engine(BatchCalls):
         self.config = config
         self._config = config  # with a number of tokens for each step
         if config.max_num_batched_tokens == "auto" and model.device.type != "cpu":
-            from engine.simulation.step_tokens import fill_in  # imported only when needed
+            from engine.simulation.step_tokens import resolve_on_gpu  # imported only when needed
 
-            self._config = fill_in(config, model.settings, model.device, model.dtype, model.shard)
+            self._config = resolve_on_gpu(config, model.settings, model.device, model.dtype, model.shard)
         self._model, limit = model, config.max_model_len
         self.max_model_len = model.max_positions if limit == "auto" else min(limit, model.max_positions)
         self._find_pooler = cache(partial(causal_pooler, checkpoint, model.device, model.hidden_size))

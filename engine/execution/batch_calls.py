@@ -8,7 +8,7 @@ from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.execution.output import Decoder
 from engine.planning.group import PrefixGroup
-from engine.planning.prefix_groups import plan_prefix_groups
+from engine.planning.planner import plan_prompts
 from engine.request import Mode, Request
 
 
@@ -61,6 +61,6 @@ class BatchCalls(ABC):
             if reason is not None:
                 raise RequestError(f"request {request.request_id!r}: {reason}")
         prompts = [request.token_ids for request in requests]
-        groups = plan_prefix_groups(prompts, block_size=self.config.shared_block_size)
-        answers = {answer.request_id: answer for answer in self.run_plan(requests, groups, decode=decode)}
+        plan, _ = plan_prompts(prompts, block_size=self.config.shared_block_size)
+        answers = {answer.request_id: answer for answer in self.run_plan(requests, plan.groups(), decode=decode)}
         return [answers[request.request_id] for request in requests]

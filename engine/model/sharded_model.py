@@ -15,7 +15,7 @@ from engine.model.loading.checkpoint import PLAIN_MODEL_TYPES, is_plain, read_js
 from engine.model.loading.gguf import unpack_gguf
 from engine.model.loading.other_weights import refuse_missing
 from engine.model.model import Model
-from engine.model.plain.plain_checkpoint import fill_in
+from engine.model.plain.plain_checkpoint import fill_model
 from engine.model.plain.plain_model import Linear
 from engine.model.plain.skeleton import make_skeleton, read_config_of
 from engine.model.shard import Shard
@@ -55,7 +55,7 @@ class ShardedModel(Model):
         for layer in language_model.get_decoder().layers:
             for part, name in ((layer.self_attn, "o_proj"), (layer.mlp, "down_proj")):
                 setattr(part, name, RowShardedLinear(getattr(part, name), shard))
-        if not fill_in(language_model, folder, device, partial(_cut, shard)):
+        if not fill_model(language_model, folder, device, partial(_cut, shard)):
             refuse_missing(["lm_head.weight"], folder)
         made = cls(language_model, device=device, owns_weights=True)
         made.shard = shard

@@ -29,7 +29,7 @@ STEP_SHARE = 1 / 16
 """Share of the memory beside the weights that a step may take for activations. The rest is for KV."""
 
 
-def fill_in(
+def resolve_on_gpu(
     config: EngineConfig,
     settings: Mapping[str, Any],
     device: "torch.device",

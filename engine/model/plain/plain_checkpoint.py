@@ -98,12 +98,12 @@ def load_plain(
         from engine.model.loading.gguf import unpack_gguf
 
         folder = unpack_gguf(folder)
-    if not (has_head := fill_in(model, folder, device)):
+    if not (has_head := fill_model(model, folder, device)):
         model.lm_head.weight = model.model.embed_tokens.weight  # never read; takes no memory of its own
     return model, has_head
 
 
-def fill_in(
+def fill_model(
     model: Any,
     folder: Path,
     device: torch.device,

@@ -168,7 +168,7 @@ class QuantizedModel(Model):
         scale = getattr(base.embed_tokens, "scalar_embed_scale", None)  # Gemma
         scale = None if scale is None else torch.tensor(scale).to(self.dtype)
         base.embed_tokens = TiedEmbedding(PackedOutputLayer(backend, embedding), scale)
-        _fill_in(weights, base.norm, "norm", self.dtype)
+        _read_unquantized(weights, base.norm, "norm", self.dtype)
         base.layers = nn.ModuleList([self.join_layers(make_quantized_layers(backend, layers))])
         self.has_replaced_layers = True
         products = [product for _, of_layer in layers for product in of_layer]
@@ -176,7 +176,7 @@ class QuantizedModel(Model):
 
     def _read_layer(self, layer: Any, index: int) -> QuantizedLayer:
         """The weights of a layer on the meta device; raises `ModelError` if its sizes are not those of the file."""
-        _fill_in(self._weights, layer, f"layers.{index}", self.dtype)
+        _read_unquantized(self._weights, layer, f"layers.{index}", self.dtype)
         read = self.read_layer(layer, index)
         biases = (read.qkv[1], read.output[1], getattr(read, "gate_bias", None), None)
         sizes = (read.qkv[0].shape, read.output[0].shape, (len(read.gate) + len(read.up), read.gate.shape[1]))
@@ -195,7 +195,7 @@ class QuantizedModel(Model):
             raise ModelError(f"model {str(self._weights.file)!r}: {why}")
 
 
-def _fill_in(weights: QuantizedWeights, module: nn.Module, place: str, dtype: torch.dtype) -> None:
+def _read_unquantized(weights: QuantizedWeights, module: nn.Module, place: str, dtype: torch.dtype) -> None:
     """Reads the parameters of a module that are not quantized: norms, biases and routers of experts."""
     for name, parameter in [*module.named_parameters()]:
         owner, _, kind = name.rpartition(".")

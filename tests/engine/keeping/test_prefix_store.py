@@ -60,7 +60,7 @@ def test_the_folder_is_its_users_alone(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir(mode=0o755)
     store = PrefixStore(tmp_path / "kept", 1 << 30)
     store.write(store.name_blocks(TOKENS, BLOCK_SIZE, "model"), make_kv(5))
-    assert measure_read_rate(store.folder, 1 << 16) > 0
+    assert measure_read_rate(store.folder) > 0
     assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
     files = list(store.folder.iterdir())
     assert len(files) == 2

@@ -68,7 +68,7 @@ def test_weights_in_fp8_take_their_memory_later(monkeypatch: pytest.MonkeyPatch)
         ("fp8", 0, 2048),
     ):
         monkeypatch.setattr(step_tokens, "free_memory_bytes", lambda device, free_bytes=free_bytes: free_bytes)
-        found = step_tokens.fill_in(replace(AUTO, dtype=dtype), settings, torch.device("cuda"), torch.bfloat16)
+        found = step_tokens.resolve_on_gpu(replace(AUTO, dtype=dtype), settings, torch.device("cuda"), torch.bfloat16)
         assert found.step_tokens == num_tokens
 
 
