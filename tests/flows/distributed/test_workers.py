@@ -47,7 +47,7 @@ def test_two_engines_give_the_answers_of_one_and_survive_the_death_of_a_worker(
 
     def kill() -> None:
         """Kill within a partition: an attempt has begun, its part does not exist yet."""
-        started = wait_until(lambda: [*nights.runs.glob("*/attempts/part-*")])
+        started = wait_until(lambda: [*nights.runs.glob("*/attempts/part-*")], pause_seconds=0.002)
         (victim, *_) = find_workers(os.getpid())
         os.kill(victim, signal.SIGKILL)
         killed.append(victim)
