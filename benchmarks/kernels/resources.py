@@ -167,19 +167,15 @@ def report(architecture: str, every: str) -> Iterator[Resources]:
             yield resources_of(name, architecture, compile_named(name, architecture))
         return
     decode, *_, mixed = load_tuned(architecture, element_bits=16, head_dim=128).launches
+    odd = {"element": "fp16", "head_dim": 96, "group_size": 7, "block_size": 64, "has_sinks": True}
+    masked = {"has_window": True, "has_cap": True}
     for name, launch, variant in (
-        ("fp16, head dim 96, group of 7", mixed, {"element": "fp16", "head_dim": 96, "group_size": 7}),
-        ("window, block of 64", mixed, {"head_dim": 128, "has_window": True, "block_size": 64}),
-        ("soft cap, group of 1", mixed, {"head_dim": 128, "has_cap": True, "group_size": 1}),
-        (
-            "window, soft cap, block of 128",
-            decode,
-            {"head_dim": 128, "has_window": True, "has_cap": True, "block_size": 128},
-        ),
-        ("group of 16, block of 32", decode, {"head_dim": 128, "group_size": 16, "block_size": 32}),
-        ("partials only", mixed, {"head_dim": 128, "is_merging": False}),
+        ("window, soft cap, sinks, fp16, head dim 96, group of 7, block of 64", mixed, odd | masked),
+        ("window, soft cap, block of 128", decode, masked | {"block_size": 128}),
+        ("group of 16, block of 32", decode, {"group_size": 16, "block_size": 32}),
+        ("partials only, group of 1, block of 128", mixed, {"is_merging": False, "group_size": 1, "block_size": 128}),
     ):
-        yield resources_of(name, architecture, compile_attention(architecture, launch, **variant))
+        yield resources_of(name, architecture, compile_attention(architecture, launch, **{"head_dim": 128} | variant))
     for size, element in ((576, "bf16"), (8192, "bf16"), (16384, "fp32")):
         compiled = compile_named("add_rms_norm", architecture, size=size, has_rows=True, element=element)
         yield resources_of(f"add_rms_norm of rows, {size}, {element}", architecture, compiled)

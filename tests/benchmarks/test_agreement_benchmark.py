@@ -14,6 +14,8 @@ def test_it_counts_what_float32_would_have_said(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_session, "PEERS_FOLDER", tmp_path / "peers")
+    short = {name: text[:5000] for name, text in agreement.texts().items()}
+    monkeypatch.setattr(agreement, "texts", lambda: short)
     out = tmp_path / "agreement.json"
     sizes = "--engines batchloom --rows 6 --row-tokens 24 --tokens 5 --windows 2 --window-tokens 40 --threads 1"
     assert agreement.main(["--model", str(tiny_llama), *sizes.split(), "--out", str(out)]) == 0

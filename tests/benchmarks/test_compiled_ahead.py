@@ -45,11 +45,12 @@ likeliest = {launch.name: launch for launch in candidates("sm_90", 16, 128) if l
 wanted = [likeliest["decode"], likeliest["mixed"]]
 
 os.environ["TRITON_CACHE_DIR"] = serial
-one_by_one = [fitted(launch, "sm_90", 16, 128) for launch in wanted]
+alone = fitted(likeliest["decode"], "sm_90", 16, 128)
 os.environ["TRITON_CACHE_DIR"] = parallel
 with compiled_ahead(wanted, "sm_90", 16, 128) as compiled:
-    assert [future.result() for future in compiled] == one_by_one
-assert None not in one_by_one
+    launches = [future.result() for future in compiled]
+assert launches[0] == alone
+assert None not in launches
 
 driver.set_active(Hopper())
 triton_attention.is_interpreted = lambda: True  # a backend on the CPU; its kernels are compiled all the same
@@ -64,7 +65,7 @@ backend = TritonAttention(
     num_q_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16, block_size=16, device=torch.device("cpu"),
     architecture="sm_90",
 )
-for launch in one_by_one:
+for launch in launches:
     work_list = backend.plan(batch, (launch,))
     work = backend.reserve(WorkCapacity.of(work_list), launch)
     work.fill(work_list, batch.slot_mapping)
@@ -80,13 +81,14 @@ def entries(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_launch_finds_what_was_compiled_ahead(tmp_path: Path) -> None:
-    """In parallel or one by one, the same two kernels are compiled; a launch for sm_90 adds none."""
+    """In parallel or alone, the same kernel is compiled; the launches of two for sm_90 add none."""
     parallel, serial = tmp_path / "parallel", tmp_path / "serial"
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(parallel), str(serial)],
         cwd=ROOT, env=os.environ | {"TRITON_CACHE_DIR": str(parallel)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(entries(serial)) == 2
-    assert entries(parallel) == entries(serial)
+    assert len(entries(serial)) == 1
+    assert len(entries(parallel)) == 2
+    assert entries(serial).items() <= entries(parallel).items()
     assert list(parallel.rglob("_write_kv_kernel.cubin"))  # compiled by its launch, not before it

@@ -831,7 +831,7 @@ def test_an_error_that_the_temporary_server_repeats_is_one_line() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "exit_code"), [("ctrl-c", 130), ("sigterm", 143), ("kill", -signal.SIGKILL)])
 def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, how: str, exit_code: int) -> None:
-    many_documents(nights, 120)
+    many_documents(nights, 30)
     ((num_requests,),) = nights.sql("select count(*) from snippet_requests")
     command = start("--workload", "snippets", "--partition-tokens", "1", own_server=how != "sigterm")
     wait_for(lambda: len(list(nights.runs.glob("*/parts/part-*.parquet"))) >= 2, command)

@@ -131,9 +131,11 @@ def main(model: str) -> None:
         print(json.dumps({"attention": attention, "replays": [graph.num_replays for graph in graphs]}))
     num_graphs = len(graphs)
     engine._runner.graphs.forget()
-    assert_alike(run(engine, requests), expected)
+    few = requests[:3]
+    expected_of_few = {request.request_id: expected[request.request_id] for request in few}
+    assert_alike(run(engine, few), expected_of_few)
     assert len(graphs) > num_graphs, "graphs are captured again"
-    check_what_has_no_graph(model, requests[:3], {str(i): expected[str(i)] for i in range(3)})
+    check_what_has_no_graph(model, few, expected_of_few)
 
 
 if __name__ == "__main__":

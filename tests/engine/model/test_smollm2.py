@@ -36,13 +36,13 @@ def test_greedy_ids_equal_generate_on_real_prompts(
             add_generation_prompt=True,
             return_dict=True,
         )["input_ids"]
-        for name in ("assert", "class", "del", "for", "import", "lambda", "try", "with")
+        for name in ("assert", "class", "lambda", "with")
         for question in QUESTIONS
     ]
     completions = engine.generate(
         [Request(request_id=str(i), token_ids=prompt, max_new_tokens=24) for i, prompt in enumerate(prompts)]
     )
-    assert len(prompts) == 32
+    assert len(prompts) == 16
     assert sum(completion.num_cached_tokens for completion in completions) > 0.5 * sum(map(len, prompts))
     answers = [list(completion.token_ids) for completion in completions]
     ids = torch.tensor([prompts[7]])

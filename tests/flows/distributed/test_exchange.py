@@ -82,7 +82,7 @@ def test_workers_answer_through_a_folder_and_the_death_of_one_is_survived(
 
     def kill() -> None:
         """Kill within a partition: its attempt is in the store, its part is not."""
-        wait_until(lambda: [*store.glob("*/attempts/part-*")])
+        wait_until(lambda: [*store.glob("*/attempts/part-*")], pause_seconds=0.002)
         assert [folder.stat().st_mode & 0o077 for folder in store.iterdir()] == [0]
         os.kill(find_workers(os.getpid())[0], signal.SIGKILL)
 

@@ -108,8 +108,8 @@ def test_a_cluster_answers_as_one_process_does_and_survives_the_death_of_a_worke
 
     def kill() -> None:
         """Kill within a partition: an attempt has begun, its part does not exist yet."""
-        wait_until(lambda: [*nights.runs.glob("*/attempts/part-*")])
-        (victim, *_) = wait_until(find_ray_workers)
+        wait_until(lambda: [*nights.runs.glob("*/attempts/part-*")], pause_seconds=0.002)
+        (victim, *_) = wait_until(find_ray_workers, pause_seconds=0.002)
         os.kill(victim, signal.SIGKILL)
         killed.append(victim)
 
@@ -163,7 +163,7 @@ def test_a_cluster_that_shares_no_folder_is_stopped_and_the_next_night_goes_on(
             stderr=log,
         )
     try:
-        wait_until(lambda: [*store.glob("*/parts/*")] or night.poll() is not None)
+        wait_until(lambda: [*store.glob("*/parts/*")] or night.poll() is not None, pause_seconds=0.002)
         night.terminate()
         assert night.wait(240) == 143, (tmp_path / "log").read_text()
     finally:

@@ -61,12 +61,13 @@ def meanwhile(act: Callable[[], None]) -> Iterator[None]:
 
 def lose_step_records(runs: Path) -> None:
     """The folder of a run's step records goes away while the first part is there and others are not."""
-    (part, *_) = wait_until(lambda: [*runs.glob("*/parts/part-00000.parquet")])
+    (part, *_) = wait_until(lambda: [*runs.glob("*/parts/part-00000.parquet")], pause_seconds=0.002)
     steps = part.parents[1] / "steps"
     steps.rename(steps.with_name("gone"))
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 300.0, pause_seconds: float = 0.002) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 300.0, pause_seconds: float = 0.05) -> Any:
+    """Short pauses only where what follows must come within a partition: each look may take milliseconds."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not come"

@@ -35,7 +35,8 @@ TOLERANCES = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 def check(case: Case, backend: TritonAttention, batch: AttentionBatch, num_blocks: int) -> Iterator[str | float]:
-    """Runs two layers in succession, in every order: yields what is wrong in words, and each error as a number."""
+    """Runs two layers in succession, then the first one in every other order: yields what is wrong in words, and each
+    error as a number."""
     launches = [launch for launch in backend.tuned.launches if launch.name == case.launch]
     work_list = backend.plan(batch, launches)
     layers = [make_inputs(case, batch, num_blocks, seed) for seed in (1, 2)]
@@ -56,10 +57,10 @@ def check(case: Case, backend: TritonAttention, batch: AttentionBatch, num_block
         work.fill(reordered(work_list, order), batch.slot_mapping)
         work.partial_out.fill_(torch.nan)
         work.partial_lse.fill_(torch.nan)
-        for layer, inputs in enumerate(layers):
+        for layer, inputs in enumerate(layers if order == 0 else layers[:1]):
             yield from check_layer(case, backend, work, inputs, batch, settings, first_results, order, layer)
-        if case.num_orders > 1 and backend.name != "relay":
-            yield from check_unfinished(case, backend, reordered(work_list, order), layers[0], batch, settings)
+    if case.num_orders > 1 and backend.name != "relay":
+        yield from check_unfinished(case, backend, work_list, layers[0], batch, settings)
 
 
 def check_layer(

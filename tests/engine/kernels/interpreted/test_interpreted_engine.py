@@ -33,9 +33,9 @@ def answers(tiny_checkpoint: Callable[[str], Path]) -> dict[str, dict[str, Any]]
 def test_the_kernels_give_the_same_answers(answers: dict[str, dict[str, Any]], family: str) -> None:
     expected, interpreted = answers[family]["torch"], answers[family]["fused"]
     assert (expected["has_replaced_layers"], interpreted["has_replaced_layers"]) == (False, True)
-    for part, num_answers in (("generated", 7), ("scored", 2)):
-        assert len(expected[part]) == num_answers
-        assert interpreted[part] == expected[part]
+    assert interpreted == expected | {"has_replaced_layers": True}
+    assert len(expected["generated"]) == (7 if family == "qwen2" else 3)
+    assert len(expected.get("scored", ())) == (2 if family in ("qwen2", "qwen3") else 0)
 
 
 @pytest.mark.slow
