@@ -44,15 +44,18 @@ def run(stage: StageRun) -> None:
 
 
 def _tune(stage: StageRun, bits: int, head_dim: int, seconds: float) -> dict[str, Any]:
-    """The architecture's file with the new entry, and the candidates that failed."""
+    """The architecture's new entry, and the candidates that failed.
+
+    Raises:
+        RuntimeError: no entry was found.
+    """
     with tempfile.TemporaryDirectory() as folder:
         architecture = architecture_of(stage.run.device)
-        shutil.copy(tuned.CONFIG_FOLDER / f"{architecture}.json", folder)
         problems = tune.measure([(bits, head_dim)], stage.run, Path(folder), seconds)
-        document = json.loads((Path(folder) / f"{architecture}.json").read_text())
-        entry = next(e for e in document["entries"] if (e["element_bits"], e["head_dim"]) == (bits, head_dim))
-    if not entry["origin"].startswith("measured"):
-        raise RuntimeError(f"no launch was measured: {'; '.join(problems)}")
+        file = Path(folder) / f"{architecture}.json"
+        if not file.exists():
+            raise RuntimeError(f"no launch was measured: {'; '.join(problems)}")
+        (entry,) = json.loads(file.read_text())["entries"]
     return {"architecture": architecture, "entry": entry, "left_out": problems}
 
 
