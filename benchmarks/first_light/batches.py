@@ -126,7 +126,7 @@ def run(stage: StageRun) -> None:
         "transformers": lab.transformers,
         "server": partial(lab.ours, **SERVER),
     }
-    with tuned_launches(stage.folder) as is_tuned:
+    with tuned_launches(stage) as is_tuned:
         stage.measure("has tuned launches", lambda: is_tuned)
         for name, load in engines.items():
             _measure_engine(stage, lab, name, load, WORKLOADS[name], ceilings)

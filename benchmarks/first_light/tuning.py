@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.first_light.results import read_parts
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.kernels import tune
 from benchmarks.kernels.attention_batches import GroupSize
@@ -37,7 +36,7 @@ def run(stage: StageRun) -> None:
             stage.measure(
                 f"launches, {bits}-bit {head_dim}", lambda b=bits, h=head_dim, s=seconds: _tune(stage, b, h, s)
             )
-        with tuned_launches(stage.folder):
+        with tuned_launches(stage):
             stage.measure(
                 f"cost model, {bits}-bit {head_dim}", lambda b=bits, h=head_dim: _cost_errors(stage, architecture, b, h)
             )
@@ -77,9 +76,9 @@ def _cost_errors(stage: StageRun, architecture: str, bits: int, head_dim: int) -
 
 
 @contextmanager
-def tuned_launches(folder: Path) -> Iterator[bool]:
+def tuned_launches(stage: StageRun) -> Iterator[bool]:
     """In the block, new attention backends use the launches of the tuning stage; gives whether there are any."""
-    entries = [part for name, part in read_parts(folder, "tuning").items() if name.startswith("launches")]
+    entries = [part for name, part in stage.found_by("tuning").items() if name.startswith("launches")]
     before = tuned.CONFIG_FOLDER
     with tempfile.TemporaryDirectory() as configs:
         shutil.copytree(before, configs, dirs_exist_ok=True)
