@@ -157,10 +157,8 @@ def main(command_line: Sequence[str] | None = None) -> int:
     stages: dict[str, dict[str, Any]] = {}
     for name in arguments.stages:
         seconds = min(60 * STAGE_MINUTES[name], ends - time.monotonic())
-        if seconds < LEAST_SECONDS:
-            stages[name] = {"exit_code": UNFINISHED, "seconds": 0.0}
-            continue
-        stages[name] = run_stage(name, arguments, seconds)
+        has_time = seconds >= LEAST_SECONDS
+        stages[name] = run_stage(name, arguments, seconds) if has_time else {"exit_code": UNFINISHED, "seconds": 0.0}
         write_result(arguments.out / "stages.json", stages)
     for name, ended in stages.items():
         print(f"{name:12} exit code {ended['exit_code']:4}  {ended['seconds']:7.1f} s", flush=True)
