@@ -13,6 +13,8 @@ import torch
 from benchmarks.first_light import gate
 from benchmarks.first_light.answers import Answering
 from benchmarks.measuring.wrong_answer import WrongAnswerError
+from benchmarks.peers.judge_engine import JudgeEngine
+from benchmarks.peers.protocol import Loaded, LoadSettings
 from engine import Engine, EngineConfig
 from engine.kernels.triton.layers.fp8 import quantize_weights
 
@@ -42,6 +44,22 @@ def test_answers_without_graphs_do_not_pass_for_answers_with_them(
     answering._is_tiny = False
     with pytest.raises(WrongAnswerError, match=message):
         answering.with_graphs()
+
+
+def test_transformers_model_is_loaded_once(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comparison of the gate needs it."""
+    loaded: list[str] = []
+
+    def load(judge: JudgeEngine, settings: LoadSettings) -> Loaded:
+        loaded.append(settings.model)
+        return load_judge(judge, settings)
+
+    load_judge = JudgeEngine.load
+    monkeypatch.setattr(JudgeEngine, "load", load)
+    answering = Answering(str(tiny_llama), "cpu", 500)
+    for dtype in ("float32", "bfloat16"):
+        assert "largest_gap" in answering.judge(dtype, attention="torch")
+    assert loaded == [str(tiny_llama)]
 
 
 @pytest.fixture
