@@ -35,6 +35,10 @@ ROUNDS = {"ours": (2, 1), "ours in fp8": (2, 1), "server": (2, 1), "transformers
 """By engine, warm-up and measured runs, of which two differed by 0.3 % at most. Ours compiles kernels in the first one
 and captures graphs in the second; transformers, whose runs are the longest, is warmed up by a few prompts."""
 
+OTHER_ROUNDS = (1, 1)
+"""Of a workload of `OTHERS`: its kernels are compiled, and its first run captures all graphs but those of a few steps,
+at 25 ms each."""
+
 KV_TOKENS = 32_768
 """A fifth of the batch, since a night is many times what the device holds. With four times as much memory, a server's
 cache kept all prefixes of such a batch."""
@@ -173,7 +177,8 @@ def _measure(
     stage: StageRun, lab: Lab, name: str, engine: Callable[[], Any], workload: str, ceilings: Ceilings
 ) -> None:
     batch = lab.batches[workload]
-    stage.measure(f"{name}: {workload}", lambda: _timed(engine(), batch, ROUNDS[name], lab, ceilings))
+    rounds = OTHER_ROUNDS if workload in OTHERS else ROUNDS[name]
+    stage.measure(f"{name}: {workload}", lambda: _timed(engine(), batch, rounds, lab, ceilings))
 
 
 def _timed(engine: Any, batch: Batch, rounds: tuple[int, int], lab: Lab, ceilings: Ceilings) -> dict[str, Any]:

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.first_light import __main__ as program
-from benchmarks.first_light import again, flex
+from benchmarks.first_light import again, batches, flex
 from benchmarks.first_light.goals import goals, print_goals
 from benchmarks.first_light.host import PARTS, decode_step_ms
 from benchmarks.first_light.profile import summed
@@ -258,6 +258,17 @@ def test_goals_are_not_measured_until_they_are(tmp_path: Path, capsys: pytest.Ca
     assert (verdicts["case-1 over server"], verdicts["case-1-short over transformers"]) == ("met", "missed")
     print_goals(tmp_path)
     assert "measured on: Triton's interpreter, no figure" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("workload", "rounds"), [("case-1", (2, 1)), ("control", (1, 1))])
+def test_an_engine_is_warmed_up_once_for_the_other_workloads(
+    monkeypatch: pytest.MonkeyPatch, workload: str, rounds: tuple[int, int]
+) -> None:
+    timed: list[tuple[int, int]] = []
+    monkeypatch.setattr(batches, "_timed", lambda _engine, _batch, rounds, *_: timed.append(rounds))
+    stage, lab = SimpleNamespace(measure=lambda _, part: part()), SimpleNamespace(batches={workload: None})
+    batches._measure(stage, lab, "ours", lambda: None, workload, None)  # type: ignore[arg-type]
+    assert timed == [rounds]
 
 
 def test_gaps_between_kernels_are_what_no_kernel_covers() -> None:
