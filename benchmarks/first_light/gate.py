@@ -93,7 +93,7 @@ def _tiles(case: Case, device: torch.device) -> dict[str, str]:
     for name, attend in every_launch(step):
         error, is_right = error_of(attend(), expected)
         if not is_right:
-            raise WrongAnswerError(f"{name} is wrong by {error} on {case.name}")
+            raise WrongAnswerError(f"{name} is wrong by {error:.3%} on {case.name}")
         found[name] = "agrees with float64"
     return found
 
@@ -136,7 +136,7 @@ def _merges(stage: StageRun) -> dict[str, float]:
         assert first is not None
         error, is_right = error_of(first, expected)
         if not is_right:
-            raise WrongAnswerError(f"merge {merge} is wrong by {error}")
+            raise WrongAnswerError(f"merge {merge} is wrong by {error:.3%}")
         if work.counters.any():
             raise WrongAnswerError(f"merge {merge} leaves counters behind")
         worst = max(worst, error)

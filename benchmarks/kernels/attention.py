@@ -55,7 +55,7 @@ def gated(step: Step, then: Callable[[Attend], T], names: Collection[str]) -> It
         try:
             attend = prepare()
             error, is_right = error_of(attend(), expected)
-            found = then(attend) if is_right else f"no time: differs from float64 by {error}"
+            found = then(attend) if is_right else f"no time: differs from float64 by {error:.3%}"
         except Exception as failure:
             if name in OURS:
                 failure.add_note(f"{name} on {step.case.name}")
@@ -63,7 +63,7 @@ def gated(step: Step, then: Callable[[Attend], T], names: Collection[str]) -> It
             yield name, f"no time: {in_one_line(failure)}"
             continue
         if not is_right and name in OURS:
-            wrong = f"{name} is wrong by {error} on {step.case.name}"
+            wrong = f"{name} is wrong by {error:.3%} on {step.case.name}"
             raise SystemExit(f"benchmarks.kernels.attention: {wrong}: no figures")
         yield name, found
 
