@@ -85,17 +85,9 @@ def _tiles(case: Case, device: torch.device) -> dict[str, str]:
 
     Raises:
         SystemExit: one of ours is wrong.
-        WrongAnswerError: one of ours is wrong under a launch.
     """
     step = Step.make(case, device)
-    found = dict(gated(step, lambda _: "agrees with float64", QUICK))
-    expected = step.expected()
-    for name, attend in every_launch(step):
-        error, is_right = error_of(attend(), expected)
-        if not is_right:
-            raise WrongAnswerError(f"{name} is wrong by {error:.3%} on {case.name}")
-        found[name] = "agrees with float64"
-    return found
+    return dict(gated(step, lambda _: "agrees with float64", QUICK, every_launch(step)))
 
 
 def _merges(stage: StageRun) -> dict[str, float]:

@@ -145,6 +145,16 @@ def test_a_wrong_result_of_ours_ends_the_run(offered: dict[str, Callable[[Step],
         next(gate)
 
 
+def test_a_wrong_result_of_one_launch_ends_the_run() -> None:
+    step = Step.make(TINY_CASE, CPU)
+    launches = {"fused, decode": right, "paged, mixed": lambda step: torch.zeros_like(step.query)}
+    others = [(name, lambda attend=attend: partial(attend, step)) for name, attend in launches.items()]
+    gate = attention.gated(step, lambda _: "agrees", (), others)
+    assert next(gate) == ("fused, decode", "agrees")
+    with pytest.raises(SystemExit, match="paged, mixed is wrong by 100"):
+        next(gate)
+
+
 def test_a_lost_block_of_many_is_a_wrong_result(offered: dict[str, Callable[[Step], torch.Tensor]]) -> None:
     """The numbers of a row become smaller with the tokens that it sees, and so does what a block adds to them."""
 
