@@ -169,7 +169,11 @@ def report(architecture: str, every: str) -> Iterator[Resources]:
     decode, *_, mixed = load_tuned(architecture, element_bits=16, head_dim=128).launches
     for name, launch, variant in (
         ("fp16, head dim 96, group of 7", mixed, {"element": "fp16", "head_dim": 96, "group_size": 7}),
-        ("window, block of 64", mixed, {"head_dim": 128, "has_window": True, "block_size": 64}),
+        (
+            "window, sinks, block of 64",
+            mixed,
+            {"head_dim": 128, "has_window": True, "has_sinks": True, "block_size": 64},
+        ),
         ("soft cap, group of 1", mixed, {"head_dim": 128, "has_cap": True, "group_size": 1}),
         (
             "window, soft cap, block of 128",
