@@ -21,6 +21,7 @@ from benchmarks.first_light.results import DONE, FAILED, UNFINISHED, read_parts,
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.first_light.tuning import tuned_launches
 from benchmarks.kernels.attention_step import TINY_CASE
+from benchmarks.peers.protocol import Work
 from engine.kernels.triton.tuned import CONFIG_FOLDER, load_tuned
 from tests.interpreting import INTERPRETING
 
@@ -269,6 +270,13 @@ def test_an_engine_is_warmed_up_once_for_the_other_workloads(
     stage, lab = SimpleNamespace(measure=lambda _, part: part()), SimpleNamespace(batches={workload: None})
     batches._measure(stage, lab, "ours", lambda: None, workload, None)  # type: ignore[arg-type]
     assert timed == [rounds]
+
+
+def test_transformers_is_warmed_up_with_decode_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works: list[Work] = []
+    monkeypatch.setattr(batches.ContinuousEngine, "run", lambda _, work: works.append(work))
+    batches.Lab(StageRun("batches", tmp_path, seconds=60, is_tiny=True)).transformers()
+    assert [work.num_output_tokens for work in works] == [8]
 
 
 def test_gaps_between_kernels_are_what_no_kernel_covers() -> None:
