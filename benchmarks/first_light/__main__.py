@@ -1,12 +1,13 @@
 """Measurements for the first minutes with a GPU, most valuable first:  python -m benchmarks.first_light --out FOLDER
 
-environment   what is installed; the engine without what it does not need; matrix rate, copies, launches
+environment   what is installed; matrix rate, copies, launches
 gate          every kind of tile, merges, the engine's answers, graphs, compute-sanitizer
 tuning        launches and costs of what 8B models need, and the cost model's error
 attention     BatchLLM's Fig. 8 grid, with the tuned launches
 again         the worst cases of the grid, measured again
 flex          FlexAttention on some of the grid
 batches       whole batches in the shape of an 8B model, against a server's policies and transformers; profiles
+extras        the engine without the packages that it does not need, which tests on a CPU show, too
 
 Each stage is a process with a time limit. Where a part crashes, hangs or loses the device, another process goes on
 with the parts after it. Results are written as they come, one JSON file per stage. The
@@ -38,10 +39,13 @@ from benchmarks.measuring.result_file import write_result
 
 STAGE_MINUTES = {
     "environment": 2.0, "gate": 5.0, "tuning": 8.0, "attention": 8.0, "again": 1.5, "flex": 5.0, "batches": 9.5,
+    "extras": 2.0,
 }  # fmt: skip
 """By stage, its time limit in one call."""
 
-PART_MINUTES = {"environment": 1.8, "gate": 2.6, "attention": 1.0, "again": 1.0, "flex": 2.0, "batches": 3.5}
+PART_MINUTES = {
+    "environment": 1.8, "gate": 2.6, "attention": 1.0, "again": 1.0, "flex": 2.0, "batches": 3.5, "extras": 1.8,
+}  # fmt: skip
 """By stage, after how long a part counts as hanging. Those of tuning take what time they are given."""
 
 LAST_SECONDS = 25.0
@@ -157,10 +161,8 @@ def main(command_line: Sequence[str] | None = None) -> int:
     stages: dict[str, dict[str, Any]] = {}
     for name in arguments.stages:
         seconds = min(60 * STAGE_MINUTES[name], ends - time.monotonic())
-        if seconds < LEAST_SECONDS:
-            stages[name] = {"exit_code": UNFINISHED, "seconds": 0.0}
-            continue
-        stages[name] = run_stage(name, arguments, seconds)
+        has_time = seconds >= LEAST_SECONDS
+        stages[name] = run_stage(name, arguments, seconds) if has_time else {"exit_code": UNFINISHED, "seconds": 0.0}
         write_result(arguments.out / "stages.json", stages)
     for name, ended in stages.items():
         print(f"{name:12} exit code {ended['exit_code']:4}  {ended['seconds']:7.1f} s", flush=True)

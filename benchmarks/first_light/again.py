@@ -3,7 +3,6 @@
 import torch
 
 from benchmarks.first_light.attention import measured_cases, wanted_cases
-from benchmarks.first_light.results import read_parts
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.first_light.tuning import tuned_launches
 from benchmarks.kernels.attention import measure
@@ -17,10 +16,10 @@ def run(stage: StageRun) -> None:
     """The cases in which fused gains least over paged or relay, with their first times."""
     torch.manual_seed(1)
     found = measured_cases(stage)
-    reached = Ceilings(**read_parts(stage.folder, "attention")["ceilings"])
+    reached = Ceilings(**stage.found_by("attention")["ceilings"])
     cases = {case.name: case for case in ((TINY_CASE,) if stage.is_tiny else wanted_cases())}
     worst = sorted(found, key=lambda name: min(found[name]["speedup_of_fused"][other] for other in ("paged", "relay")))
-    with tuned_launches(stage.folder):
+    with tuned_launches(stage):
         for name in worst[:NUM_AGAIN]:
             stage.measure(
                 name,

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -75,15 +76,8 @@ class Answering:
                 find_fp8(torch.device(self._device))
             except ConfigError as error:
                 return f"not run: {error}"
-        judge = JudgeEngine()
-        judge.load(
-            LoadSettings(
-                model=self._folder, dtype="float32", device=self._device, kv_tokens=0, kv_bytes=0,
-                max_num_batched_tokens=0, max_model_len=0, num_threads=torch.get_num_threads(), scratch="",
-            )
-        )  # fmt: skip
         answers, num_preempted = self._generate(self._engine(dtype, **settings), drawn)
-        gaps = judge.token_gaps({"prompts": self._prompts, "answers": answers})["gaps"]
+        gaps = self._judge.token_gaps({"prompts": self._prompts, "answers": answers})["gaps"]
         largest = max(max(found) for found in gaps)
         if not largest <= MOST_GAP[dtype]:
             raise WrongAnswerError(f"a token is {largest:.3g} below the best logit, at most {MOST_GAP[dtype]} is right")
@@ -123,6 +117,18 @@ class Answering:
             del engine
             gc.collect()
         return "the same answers"
+
+    @cached_property
+    def _judge(self) -> JudgeEngine:
+        """transformers' model, loaded once for all comparisons."""
+        judge = JudgeEngine()
+        judge.load(
+            LoadSettings(
+                model=self._folder, dtype="float32", device=self._device, kv_tokens=0, kv_bytes=0,
+                max_num_batched_tokens=0, max_model_len=0, num_threads=torch.get_num_threads(), scratch="",
+            )
+        )  # fmt: skip
+        return judge
 
     def _engine(self, dtype: str, **settings: Any) -> Engine:
         usual = {"attention": "fused", "block_size": 16, "kv_memory_bytes": 1 << 26, "max_num_batched_tokens": "auto"}

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.first_light.results import read_parts
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.first_light.tuning import tuned_launches
 from benchmarks.kernels.attention import measure, summary
@@ -18,7 +17,7 @@ def run(stage: StageRun) -> None:
     reached = stage.measure("ceilings", lambda: measure_ceilings(stage.run, is_tiny=stage.is_tiny))
     if reached is None:
         return
-    with tuned_launches(stage.folder):
+    with tuned_launches(stage):
         for case in (TINY_CASE,) if stage.is_tiny else wanted_cases():
             stage.measure(case.name, lambda case=case: measure(case, stage.run.device, Ceilings(**reached)))
             torch.cuda.empty_cache()
@@ -26,15 +25,18 @@ def run(stage: StageRun) -> None:
 
 
 def measured_cases(stage: StageRun) -> dict[str, Any]:
-    """By case, the figures of this stage.
+    """By case, the figures of the stage attention.
 
     Raises:
         SystemExit: there are none.
     """
-    found = read_parts(stage.folder, "attention")
+    found = stage.found_by("attention")
     found.pop("ceilings", None)
     if not found:
-        raise SystemExit(f"benchmarks.first_light: the stage attention has measured no case in {stage.folder}")
+        raise SystemExit(
+            f"benchmarks.first_light: the stage attention has measured no case in {stage.folder} "
+            "with this device, versions and commit"
+        )
     return found
 
 

@@ -33,7 +33,12 @@ SERVER = {"sharing": "lru", "max_running_requests": 256, "attention": "paged", "
 
 ROUNDS = {"ours": (2, 1), "ours in fp8": (2, 1), "server": (2, 1), "transformers": (0, 1)}
 """By engine, warm-up and measured runs, of which two differed by 0.3 % at most. Ours compiles kernels in the first one
-and captures graphs in the second; transformers, whose runs are the longest, is warmed up by a few prompts."""
+and captures graphs in the second; transformers, whose runs are the longest, is warmed up by a few short
+answers."""
+
+OTHER_ROUNDS = (1, 1)
+"""Of a workload of `OTHERS`: its kernels are compiled, and its first run captures all graphs but those of a few steps,
+at 25 ms each."""
 
 KV_TOKENS = 32_768
 """A fifth of the batch, since a night is many times what the device holds. With four times as much memory, a server's
@@ -92,7 +97,8 @@ class Lab:
             max_num_batched_tokens=self._max_tokens, max_model_len=0, num_threads=0, scratch="",
         )  # fmt: skip
         engine = ContinuousEngine.around(self._model(), settings)
-        engine.run(self.batches["prefill"].first(4, 1).work("shuffled", round_number=0))
+        few = replace(self.batches["prefill"].first(4, 1), num_output_tokens=8)  # with decode steps
+        engine.run(few.work("shuffled", round_number=0))
         return engine
 
     def _model(self) -> Any:
@@ -126,7 +132,7 @@ def run(stage: StageRun) -> None:
         "transformers": lab.transformers,
         "server": partial(lab.ours, **SERVER),
     }
-    with tuned_launches(stage.folder) as is_tuned:
+    with tuned_launches(stage) as is_tuned:
         stage.measure("has tuned launches", lambda: is_tuned)
         for name, load in engines.items():
             _measure_engine(stage, lab, name, load, WORKLOADS[name], ceilings)
@@ -173,7 +179,8 @@ def _measure(
     stage: StageRun, lab: Lab, name: str, engine: Callable[[], Any], workload: str, ceilings: Ceilings
 ) -> None:
     batch = lab.batches[workload]
-    stage.measure(f"{name}: {workload}", lambda: _timed(engine(), batch, ROUNDS[name], lab, ceilings))
+    rounds = OTHER_ROUNDS if workload in OTHERS else ROUNDS[name]
+    stage.measure(f"{name}: {workload}", lambda: _timed(engine(), batch, rounds, lab, ceilings))
 
 
 def _timed(engine: Any, batch: Batch, rounds: tuple[int, int], lab: Lab, ceilings: Ceilings) -> dict[str, Any]:

@@ -1,9 +1,6 @@
-"""Versions and rates of the machine; checks that the engine runs without its optional packages."""
+"""Versions and rates of the machine."""
 
-import os
 import shutil
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -17,27 +14,10 @@ from engine.device.gpu import find_fp8
 from engine.errors import ConfigError
 from engine.kernels.triton.tuned import load_tuned
 
-WITHOUT_EXTRAS = """
-import sys
-for name in ("binpacking", "duckdb", "prefect", "pyarrow", "gguf", "llguidance"):
-    sys.modules[name] = None
-import torch
-from benchmarks.random_model import SHAPES, make_model
-from engine import Engine, EngineConfig, Request
-device = sys.argv[1]
-model = make_model(SHAPES["tiny"], device, torch.float32)
-attention = "torch" if device == "cpu" else "auto"
-engine = Engine.load(model, EngineConfig(device=device, attention=attention, kv_memory_bytes=1 << 22))
-answers = engine.generate([Request(request_id="0", token_ids=[5, 6, 7] * 9, max_new_tokens=4, ignore_eos=True)])
-print([list(answer.token_ids) for answer in answers])
-"""
-"""Runs the engine in a process without these packages and without a C++ compiler."""
-
 
 def run(stage: StageRun) -> None:
     device = stage.run.device
     stage.measure("packages", _packages)
-    stage.measure("engine without extras", lambda: _without_extras(device))
     stage.measure("ceilings", lambda: measure_ceilings(stage.run, is_tiny=stage.is_tiny))
     stage.measure("fp8 matrix rate", lambda: _fp8_tflops(device, 64 if stage.is_tiny else 8192))
     stage.measure("host of a decode step, ms", lambda: _host_ms(8 if stage.is_tiny else 512))
@@ -50,15 +30,6 @@ def _packages() -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         found |= {"memory_bytes": properties.total_memory, "num_processors": properties.multi_processor_count}
     return found | {tool: shutil.which(tool) for tool in ("cc", "c++", "nvcc", "compute-sanitizer", "ncu")}
-
-
-def _without_extras(device: torch.device) -> str:
-    environment = os.environ | {"CXX": "no-compiler"}  # the C compiler stays, since Triton needs it for launchers
-    command = [sys.executable, "-c", WITHOUT_EXTRAS, device.type]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the engine needs more than it says: {(done.stderr.strip().splitlines() or [''])[-1]}")
-    return done.stdout.strip()
 
 
 def _fp8_tflops(device: torch.device, size: int) -> float | str:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ def read_stage(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
+def found_parts(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The results in a stage's file, by part."""
+    return {part: value["found"] for part, value in document.get("parts", {}).items() if "found" in value}
+
+
 def read_parts(folder: Path, name: str) -> dict[str, Any]:
-    """A stage's results, by part."""
-    return {
-        part: value["found"] for part, value in read_stage(folder, name).get("parts", {}).items() if "found" in value
-    }
+    """A stage's results by part, of whatever device and commit."""
+    return found_parts(read_stage(folder, name))

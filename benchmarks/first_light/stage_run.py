@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 
-from benchmarks.first_light.results import DONE, FAILED, UNFINISHED, now, read_stage
+from benchmarks.first_light.results import DONE, FAILED, UNFINISHED, found_parts, now, read_stage
 from benchmarks.kernels.gpu import GpuRun, in_one_line, require_gpu
 from benchmarks.measuring.machine import commit
 from benchmarks.measuring.result_file import write_result
@@ -61,10 +61,8 @@ class StageRun:
             "versions": f"{self.run.versions}, transformers {version('transformers')}",
             "commit": self.run.commit,
         }
-        self._document: dict[str, Any] = {"stage": name, **self._origin, "status": "begun", "parts": {}}
-        before = read_stage(folder, name)
-        if all(before.get(key) == value for key, value in self._origin.items()):
-            self._document = before
+        new = {"stage": name, **self._origin, "status": "begun", "parts": {}}
+        self._document: dict[str, Any] = self._read(name) or new
         if not goes_on:
             self._document["failed_before"] = self._failed
         self._is_repeating = False
@@ -80,6 +78,15 @@ class StageRun:
     @property
     def _failed(self) -> list[str]:
         return [name for name, part in self._document["parts"].items() if "failure" in part]
+
+    def found_by(self, name: str) -> dict[str, Any]:
+        """Another stage's results by part; none where its device, versions or commit differ from this run's."""
+        return found_parts(self._read(name))
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """A stage's file; empty if there is none of this device, these versions and this commit."""
+        found = read_stage(self.folder, name)
+        return found if all(found.get(key) == value for key, value in self._origin.items()) else {}
 
     def run_parts(self, run: Callable[["StageRun"], None]) -> int:
         """Measure the parts of a stage, those that failed before at last; returns its exit code.

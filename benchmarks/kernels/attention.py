@@ -23,15 +23,16 @@ TRITON_INTERPRET=1):
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from itertools import chain
 from statistics import geometric_mean
 from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.kernels.attention_implementations import NAMES, OURS, QUICK, Attend, implementations
+from benchmarks.kernels.attention_implementations import NAMES, OURS, QUICK, Attend, Prepare, implementations
 from benchmarks.kernels.attention_step import Case, Step, check_cases
 from benchmarks.kernels.gpu import Ceilings, DeviceTime, device_time, error_of, in_one_line
 from benchmarks.kernels.relay_model import equation_10
@@ -39,31 +40,35 @@ from benchmarks.kernels.relay_model import equation_10
 T = TypeVar("T")
 
 
-def gated(step: Step, then: Callable[[Attend], T], names: Collection[str]) -> Iterator[tuple[str, T | str]]:
+def gated(
+    step: Step, then: Callable[[Attend], T], names: Collection[str], others: Iterable[tuple[str, Prepare]] = ()
+) -> Iterator[tuple[str, T | str]]:
     """The result of `then` for each named implementation that agrees with float64, else why it has no time.
 
     Args:
         step: the case's tensors.
         then: called with the function that computes the step's attention.
         names: of implementations.
+        others: further ones; ours have one of our names before a comma.
     Raises:
         SystemExit: one of ours is wrong.
         Exception: one of ours fails.
     """
     expected = step.expected()
-    for name, prepare in implementations(step, names):
+    for name, prepare in chain(implementations(step, names), others):
+        is_ours = name.split(",")[0] in OURS
         try:
             attend = prepare()
             error, is_right = error_of(attend(), expected)
-            found = then(attend) if is_right else f"no time: differs from float64 by {error}"
+            found = then(attend) if is_right else f"no time: differs from float64 by {error:.3%}"
         except Exception as failure:
-            if name in OURS:
+            if is_ours:
                 failure.add_note(f"{name} on {step.case.name}")
                 raise
             yield name, f"no time: {in_one_line(failure)}"
             continue
-        if not is_right and name in OURS:
-            wrong = f"{name} is wrong by {error} on {step.case.name}"
+        if not is_right and is_ours:
+            wrong = f"{name} is wrong by {error:.3%} on {step.case.name}"
             raise SystemExit(f"benchmarks.kernels.attention: {wrong}: no figures")
         yield name, found
 

@@ -16,9 +16,10 @@ from engine.kernels.scoring import Scoring
 from engine.kernels.triton.device_work import WorkCapacity
 from engine.kernels.triton.relay import RelayAttention
 from engine.kernels.triton.triton_attention import PagedAttention, TritonAttention
+from engine.kernels.triton.tuned import Launch
 
 Attend = Callable[[], torch.Tensor]
-
+Prepare = Callable[[], Attend]
 
 BACKENDS = (TritonAttention, RelayAttention, PagedAttention)
 OURS = tuple(kind.name for kind in BACKENDS)
@@ -31,16 +32,19 @@ def ours(kind: type[TritonAttention], step: Step) -> Attend:
     return partial(backend.attend, step.query, step.k_cache, step.v_cache, work, Scoring(scale=step.scale))
 
 
-def every_launch(step: Step) -> Iterator[tuple[str, Attend]]:
+def every_launch(step: Step) -> Iterator[tuple[str, Prepare]]:
     """Each Triton backend with each of its tuned launches, not only the one that it would choose."""
     for kind in BACKENDS:
         backend = _backend(kind, step)
         for launch in backend.tuned.launches:
-            work_list = backend.plan(step.batch, (launch,))
-            work = backend.reserve(WorkCapacity.of(work_list), launch)
-            work.fill(work_list, step.batch.slot_mapping)
-            attend = partial(backend.attend, step.query, step.k_cache, step.v_cache, work, Scoring(scale=step.scale))
-            yield f"{backend.name}, {launch.name}", attend
+            yield f"{backend.name}, {launch.name}", partial(_launched, backend, launch, step)
+
+
+def _launched(backend: TritonAttention, launch: Launch, step: Step) -> Attend:
+    work_list = backend.plan(step.batch, (launch,))
+    work = backend.reserve(WorkCapacity.of(work_list), launch)
+    work.fill(work_list, step.batch.slot_mapping)
+    return partial(backend.attend, step.query, step.k_cache, step.v_cache, work, Scoring(scale=step.scale))
 
 
 def _backend(kind: type[TritonAttention], step: Step) -> TritonAttention:
@@ -163,7 +167,7 @@ QUICK = tuple(name for name in NAMES if name != "flex")
 """Those that torch does not compile for each case, which takes ten seconds or more."""
 
 
-def implementations(step: Step, names: Collection[str]) -> Iterator[tuple[str, Callable[[], Attend]]]:
+def implementations(step: Step, names: Collection[str]) -> Iterator[tuple[str, Prepare]]:
     """By name, the function that prepares each named implementation; FlashInfer only if it is installed."""
     prepare = {kind.name: partial(ours, kind) for kind in BACKENDS} | PEERS
     for name in NAMES:

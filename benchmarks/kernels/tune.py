@@ -119,7 +119,7 @@ class Search:
         wanted = {launch.name for launch in candidates(self._architecture, self._bits, self._head_dim)}
         if not wanted - {"grouped"} <= self.best.keys():
             return None
-        origin = f"measured on {self._run.hardware} with {self._run.versions}, commit {self._run.commit}"
+        origin = f"{measured_on(self._run)}, commit {self._run.commit}"
         if self.untried:
             origin += f"; {self._num_candidates - len(self.untried)} of {self._num_candidates} candidates"
         if self._bench.not_captured:
@@ -128,6 +128,11 @@ class Search:
         launches, steps = zip(*(self.best[name] for name in sorted(self.best)), strict=True)
         fitted, device = fit_costs(launches, steps, (START_US, *kilotokens_us(sheet, self._bits, self._head_dim)))
         return entry(self._bits, self._head_dim, origin, self._run.num_processors, device, fitted)
+
+
+def measured_on(run: GpuRun) -> str:
+    """The origin of an entry, but for the commit."""
+    return f"measured on {run.hardware} with {run.versions}"
 
 
 def alternating(found: Iterable[Launch]) -> Iterator[Launch]:

@@ -108,7 +108,7 @@ class TuningBench:
         attend = partial(backend.attend, query, k_cache, v_cache, work, Scoring(scale=scale))
         error, is_right = error_of(attend(), self._expected[index])
         if not is_right:
-            raise WrongAnswerError(f"{backend.name} is wrong by {error}")
+            raise WrongAnswerError(f"{backend.name} is wrong by {error:.3%}")
         found = device_time(attend, rep_ms=REP_MS)
         self.not_captured = self.not_captured or found.not_captured
         return MeasuredStep.of(

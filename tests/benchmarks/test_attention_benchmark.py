@@ -18,8 +18,6 @@ from benchmarks.kernels.attention_implementations import NAMES, compiled
 from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, TINY_CASE, Case, Step, check_cases, grid
 from benchmarks.kernels.gpu import Ceilings, DeviceTime, captured
 from benchmarks.kernels.relay_model import equation_10
-from engine.kernels.reference import paged_attention_ref
-from engine.kernels.scoring import Scoring
 from engine.kernels.triton.tuned import CONFIG_FOLDER, load_tuned
 from engine.kernels.triton.work_list import RowField, TileField, WorkList, build_work_list
 from tests.interpreting import INTERPRETING
@@ -114,7 +112,7 @@ CPU = torch.device("cpu")
 
 
 def right(step: Step) -> torch.Tensor:
-    return paged_attention_ref(step.query, step.k_cache, step.v_cache, step.batch, Scoring(scale=step.scale))
+    return step.expected().to(step.query.dtype)
 
 
 def fail(_: object) -> torch.Tensor:
@@ -143,8 +141,34 @@ def test_a_wrong_result_of_ours_ends_the_run(offered: dict[str, Callable[[Step],
     name, found = next(gate)
     assert name == "flex"
     assert "no time: differs from float64" in found
-    with pytest.raises(SystemExit, match="fused is wrong by nan on Qwen2-7B prefix-16"):
+    with pytest.raises(SystemExit, match="fused is wrong by nan% on Qwen2-7B prefix-16"):
         next(gate)
+
+
+def test_a_wrong_result_of_one_launch_ends_the_run() -> None:
+    step = Step.make(TINY_CASE, CPU)
+    launches = {"fused, decode": right, "paged, mixed": lambda step: torch.zeros_like(step.query)}
+    others = [(name, lambda attend=attend: partial(attend, step)) for name, attend in launches.items()]
+    gate = attention.gated(step, lambda _: "agrees", (), others)
+    assert next(gate) == ("fused, decode", "agrees")
+    with pytest.raises(SystemExit, match="paged, mixed is wrong by 100"):
+        next(gate)
+
+
+def test_a_lost_block_of_many_is_a_wrong_result(offered: dict[str, Callable[[Step], torch.Tensor]]) -> None:
+    """The numbers of a row become smaller with the tokens that it sees, and so does what a block adds to them."""
+
+    def lose_a_block(step: Step) -> torch.Tensor:
+        batch = replace(step.batch, prefix_lens=step.batch.prefix_lens - BLOCK_SIZE)
+        return right(replace(step, batch=batch))
+
+    torch.manual_seed(0)
+    case = next(case for case in check_cases() if (case.prefix_len, case.num_prefill) == (2056, 0))
+    step = Step.make(case, CPU)
+    assert dict(attention.gated(step, lambda _: "agrees", NAMES)) == dict.fromkeys(offered, "agrees")
+    offered["paged"] = lose_a_block
+    with pytest.raises(SystemExit, match=r"paged is wrong by [0-9.]+% on Qwen2-7B prefix-2056"):
+        dict(attention.gated(step, lambda _: "agrees", NAMES))
 
 
 def test_another_s_failure_is_its_result_and_ours_ends_the_case(

@@ -7,19 +7,22 @@ import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.first_light import __main__ as program
-from benchmarks.first_light import again, flex
+from benchmarks.first_light import again, batches, flex
 from benchmarks.first_light.goals import goals, print_goals
 from benchmarks.first_light.host import PARTS, decode_step_ms
 from benchmarks.first_light.profile import summed
 from benchmarks.first_light.results import DONE, FAILED, UNFINISHED, read_parts, read_stage
 from benchmarks.first_light.stage_run import StageRun
-from engine.kernels.triton.tuned import load_tuned
+from benchmarks.first_light.tuning import tuned_launches
+from benchmarks.kernels.attention_step import TINY_CASE
+from benchmarks.peers.protocol import Work
+from engine.kernels.triton.tuned import CONFIG_FOLDER, load_tuned
 from tests.interpreting import INTERPRETING
 
 ROOT = Path(__file__).parents[2]
@@ -204,12 +207,41 @@ def test_cases_that_were_not_measured_are_not_done_again(tmp_path: Path, stage: 
     assert not stage_run(tmp_path).is_done
 
 
+def make_older(file: Path) -> None:
+    """A stage's file as of another commit."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "another"}))
+
+
+@pytest.mark.parametrize("stage", [again, flex])
+def test_times_of_another_commit_are_not_compared_with_today_s(tmp_path: Path, stage: ModuleType) -> None:
+    before = StageRun("attention", tmp_path, seconds=60, is_tiny=True)
+    before.measure("ceilings", lambda: {"memory_gb_s": 1.0, "matrix_tflops": 1.0})
+    before.measure(TINY_CASE.name, lambda: {"us": {"fused": 2.0}, "speedup_of_fused": {"paged": 1.0, "relay": 1.0}})
+    make_older(tmp_path / "attention.json")
+    with pytest.raises(SystemExit, match=r"measured no case in .* with this device, versions and commit"):
+        stage.run(stage_run(tmp_path))
+    assert not (tmp_path / "gate.json").exists()
+
+
+def test_launches_of_another_commit_are_not_used(tmp_path: Path) -> None:
+    """Its entries may have fields that today's do not have."""
+    before = StageRun("tuning", tmp_path, seconds=60, is_tiny=True)
+    entry = json.loads((CONFIG_FOLDER / "sm_90.json").read_text())["entries"][0] | {"origin": "this run"}
+    before.measure("launches, 16-bit 64", lambda: {"architecture": "sm_90", "entry": entry})
+    with tuned_launches(stage_run(tmp_path)) as is_tuned:
+        assert is_tuned
+        assert load_tuned("sm_90", element_bits=16, head_dim=64).origin == "this run"
+    make_older(tmp_path / "tuning.json")
+    with tuned_launches(stage_run(tmp_path)) as is_tuned:
+        assert not is_tuned
+        assert load_tuned("sm_90", element_bits=16, head_dim=64).origin != "this run"
+
+
 def test_another_commit_begins_anew(tmp_path: Path) -> None:
     stage = stage_run(tmp_path)
     stage.measure("a", lambda: 1)
     stage.end()
-    file = tmp_path / "gate.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "another"}))
+    make_older(tmp_path / "gate.json")
     assert not stage_run(tmp_path).is_done
     assert stage_run(tmp_path).measure("a", lambda: 2) == 2
 
@@ -227,6 +259,24 @@ def test_goals_are_not_measured_until_they_are(tmp_path: Path, capsys: pytest.Ca
     assert (verdicts["case-1 over server"], verdicts["case-1-short over transformers"]) == ("met", "missed")
     print_goals(tmp_path)
     assert "measured on: Triton's interpreter, no figure" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("workload", "rounds"), [("case-1", (2, 1)), ("control", (1, 1))])
+def test_an_engine_is_warmed_up_once_for_the_other_workloads(
+    monkeypatch: pytest.MonkeyPatch, workload: str, rounds: tuple[int, int]
+) -> None:
+    timed: list[tuple[int, int]] = []
+    monkeypatch.setattr(batches, "_timed", lambda _engine, _batch, rounds, *_: timed.append(rounds))
+    stage, lab = SimpleNamespace(measure=lambda _, part: part()), SimpleNamespace(batches={workload: None})
+    batches._measure(stage, lab, "ours", lambda: None, workload, None)  # type: ignore[arg-type]
+    assert timed == [rounds]
+
+
+def test_transformers_is_warmed_up_with_decode_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works: list[Work] = []
+    monkeypatch.setattr(batches.ContinuousEngine, "run", lambda _, work: works.append(work))
+    batches.Lab(StageRun("batches", tmp_path, seconds=60, is_tiny=True)).transformers()
+    assert [work.num_output_tokens for work in works] == [8]
 
 
 def test_gaps_between_kernels_are_what_no_kernel_covers() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.first_light import __main__ as program
-from benchmarks.first_light.results import DONE, FAILED, HUNG, TIMED_OUT, read_stage
+from benchmarks.first_light.results import DONE, FAILED, HUNG, TIMED_OUT, UNFINISHED, read_stage
 from benchmarks.measuring.result_file import write_result
 from tests.interpreting import INTERPRETING
 
@@ -108,6 +108,12 @@ def test_a_crash_and_a_hang_cost_their_stage_alone(
     assert time.monotonic() - started < 40
     stages = json.loads((out / "stages.json").read_text())
     assert (stages["gate"]["exit_code"], stages["tuning"]["exit_code"]) == (exit_code, 0)
+
+
+def test_stages_without_time_are_named(tmp_path: Path) -> None:
+    assert program.main(["--out", str(tmp_path), "--minutes", "0"]) == UNFINISHED
+    unfinished = {"exit_code": UNFINISHED, "seconds": 0.0}
+    assert json.loads((tmp_path / "stages.json").read_text()) == dict.fromkeys(program.STAGE_MINUTES, unfinished)
 
 
 def test_what_a_stage_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """What the gate of a GPU's first minutes refuses, beyond wrong answers."""
 
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,8 @@ import torch
 from benchmarks.first_light import gate
 from benchmarks.first_light.answers import Answering
 from benchmarks.measuring.wrong_answer import WrongAnswerError
+from benchmarks.peers.judge_engine import JudgeEngine
+from benchmarks.peers.protocol import Loaded, LoadSettings
 from engine import Engine, EngineConfig
 from engine.kernels.triton.layers.fp8 import quantize_weights
 
@@ -40,6 +44,58 @@ def test_answers_without_graphs_do_not_pass_for_answers_with_them(
     answering._is_tiny = False
     with pytest.raises(WrongAnswerError, match=message):
         answering.with_graphs()
+
+
+def test_transformers_model_is_loaded_once(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comparison of the gate needs it."""
+    loaded: list[str] = []
+
+    def load(judge: JudgeEngine, settings: LoadSettings) -> Loaded:
+        loaded.append(settings.model)
+        return load_judge(judge, settings)
+
+    load_judge = JudgeEngine.load
+    monkeypatch.setattr(JudgeEngine, "load", load)
+    answering = Answering(str(tiny_llama), "cpu", 500)
+    for dtype in ("float32", "bfloat16"):
+        assert "largest_gap" in answering.judge(dtype, attention="torch")
+    assert loaded == [str(tiny_llama)]
+
+
+@pytest.fixture
+def sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program in the place of compute-sanitizer; it is found as on a GPU's machine."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.touch(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return tool
+
+
+def test_a_check_that_fails_under_compute_sanitizer_is_a_failure(sanitizer: Path) -> None:
+    sanitizer.write_text("#!/bin/sh\necho '= ERROR SUMMARY: 0 errors'\necho AssertionError >&2\nexit 1\n")
+    with pytest.raises(WrongAnswerError, match="ended with 1: = ERROR SUMMARY: 0 errors: AssertionError"):
+        gate._sanitize(lambda: 60.0)
+    sanitizer.write_text("#!/bin/sh\necho '= Error: Device not supported. Please refer to ...'\nexit 1\n")
+    assert gate._sanitize(lambda: 60.0) == "not run: Device not supported; not run: Device not supported"
+    sanitizer.write_text("#!/bin/sh\necho '= ERROR SUMMARY: 0 errors'\n")
+    assert gate._sanitize(lambda: 60.0) == "= ERROR SUMMARY: 0 errors; = ERROR SUMMARY: 0 errors"
+
+
+def test_the_second_check_under_compute_sanitizer_has_what_the_first_leaves(
+    sanitizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage is killed 25 s after its time, and the part with it."""
+    limits: list[float] = []
+
+    def run(command: list[str], *, timeout: float, **_: Any) -> None:
+        limits.append(timeout)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    left = iter([40.0, 0.0])
+    assert gate._sanitize(lambda: next(left)) == "not run: it took too long; not run: it took too long"
+    assert limits == [40.0, 10.0]
 
 
 def in_13_bits(sums: np.ndarray) -> np.ndarray:
