@@ -30,11 +30,8 @@ _ACTIVATIONS = ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid", "SiLU")
 """Classes of torch.nn that a Dense module may name."""
 
 
-_ABOUT_TEXTS = tuple(
-    f"sentence_{family}_config.json"
-    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-"""Names of the file about texts, in the order in which sentence-transformers looks for it."""
+_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+"""In the names of the file about texts, in the order in which sentence-transformers looks for it."""
 
 _ARGUMENTS = (
     *("processing_kwargs", "processor_kwargs", "tokenizer_args"),
@@ -99,7 +96,8 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     pooling = _read_if_there(modules[1][1] / "config.json") if modules[1][1] != folder else {}
     dense = tuple(_read_dense(place) for kind, place in modules if kind == "Dense")
     poolings = _find_poolings(pooling, config, modules[1][1])
-    about_texts = next((folder / name for name in _ABOUT_TEXTS if (folder / name).exists()), folder / _ABOUT_TEXTS[0])
+    names = [folder / f"sentence_{family}_config.json" for family in _FAMILIES]
+    about_texts = next(filter(Path.exists, names), names[0])
     texts = _read_if_there(about_texts)
     if why := _why_not_texts(texts):
         raise ModelError(f"{about_texts}: {why} is not supported")
