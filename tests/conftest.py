@@ -72,7 +72,7 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(700)
 
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "odd")
 VOCAB_SIZE = 512
 MAX_POSITIONS = 1024
 
@@ -245,6 +245,13 @@ def _save_model(family: str, folder: Path) -> None:
         ),
         "qwen3": transformers.Qwen3Config(
             **shape, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True
+        ),
+        "odd": transformers.LlamaConfig(  # sizes that the C++ layers do not support
+            **shape | {"intermediate_size": 172},
+            hidden_size=72,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
         ),
     }
     if family not in configs:

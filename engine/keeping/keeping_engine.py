@@ -55,7 +55,9 @@ class KeepingEngine(Engine):
             yield from super().run_plan(requests, groups, on_step=on_step, **how)
             return
         adapter = "" if self.adapter is None else self.adapter.digest
-        run = KeptRun(self._keeper, f"{self._digest} {adapter} {self.config.dtype} {self._runner.attention.name}")
+        # The backend's layers may order the dimensions of key heads in another way than torch modules.
+        layers = self._runner.attention.name + ("" if self._model.has_replaced_layers else " modules")
+        run = KeptRun(self._keeper, f"{self._digest} {adapter} {self.config.dtype} {layers}")
         try:
             how |= {"on_step": run.watch(on_step), "make_node": partial(KeptNode, run)}
             yield from super().run_plan(requests, run.extend(groups), **how)

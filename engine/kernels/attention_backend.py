@@ -56,8 +56,8 @@ class AttentionBackend(Protocol):
         return 0
 
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
-        """The backend's decoder layers, of a model that they support; None, without reading any weights, if it computes
-        only attention."""
+        """The backend's decoder layers, of a model that they support; None if it computes only attention, or at the
+        first layer, if it has a size that they do not support."""
         return None
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> OutputLayer | None:

@@ -1,4 +1,4 @@
-"""The weights of a decoder layer, and the order of its operations, which all implementations share."""
+"""The weights of a decoder layer, and the order of its operations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ DECODER_LAYER = (
     "gate_up",
     "down",
 )
-"""The operations of a plain layer, in order; `branched_layer` has more. Layers in Python have methods of these names,
-cpp/layer.h takes their numbers.
+"""The operations of a plain layer, in order; `branched_layer` has more. cpp/layer.h takes their numbers; `GpuLayer` has
+the same order.
 
 attention_norm, mlp_norm: RMSNorm of the residual stream.
 qkv: query, key and value heads in one product.

@@ -164,12 +164,12 @@ class Model:
         torch.cuda.empty_cache()  # frees the weights that were copied; does nothing on a CPU
 
     def _take_layers(self) -> Iterator[LayerWeights]:
-        """The weights of each layer. If this model owns them, a layer is freed before the next one is copied."""
+        """The weights of each layer. If this model owns them, a layer is freed once the next one is asked for."""
         layers = self.base.layers
         for index, layer in enumerate(layers):
+            yield self.read_layer(layer, index)
             if self._owns_weights:
                 layers[index] = nn.Identity()
-            yield self.read_layer(layer, index)
 
     @torch.inference_mode()
     def forward(

@@ -85,16 +85,20 @@ def adapt(model: Model, language_model: PreTrainedModel) -> None:
     `ModelError` if config.json has no max_position_embeddings."""
     config = language_model.config.get_text_config(decoder=True)
     model.max_positions, model.finish_logits = longest_sequence(config), find_logit_rule(config)
-    if model.device.type == "cuda":
-        use_grouped_experts(language_model)
+    set_experts(language_model, model.device)
     if family := find_family(language_model, model.device, model.kv_shape.dtype):
         model.read_layer, model.join_layers = family.read_weights, family.join_layers
 
 
-def use_grouped_experts(language_model: PreTrainedModel) -> None:
-    """Makes transformers' layers compute each product of all experts as one grouped product, if there are experts.
-    Other implementations loop over experts, and wait for the device to learn which ones were chosen."""
-    if any(hasattr(module, "is_concatenated") for module in language_model.modules()):
+def set_experts(language_model: PreTrainedModel, device: torch.device) -> None:
+    """Chooses how transformers' layers compute experts, if there are any. On a GPU each product of all experts is one
+    grouped product: loops over experts wait for the device to learn which ones were chosen. Grouped products take rows
+    of multiples of 16 bytes; experts of other sizes are computed in a loop."""
+    experts = [module for module in language_model.modules() if hasattr(module, "is_concatenated")]
+    weights = [weight for module in experts for weight in module.parameters() if weight.ndim == 3]
+    if any(size * weight.itemsize % 16 for weight in weights for size in weight.shape[1:]):
+        language_model.set_experts_implementation("eager")
+    elif experts and device.type == "cuda":
         language_model.set_experts_implementation("grouped_mm")
 
 

@@ -16,7 +16,7 @@ from engine.errors import ModelError
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.cpu.layer_structures import NativeWork
 from engine.kernels.cpu.native import NativeBackend
-from engine.kernels.cpu.native_layers import PackedLayers, PackedOutputLayer
+from engine.kernels.cpu.native_layers import PackedOutputLayer
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
 
 CHUNK_TOKENS = 256
@@ -36,7 +36,7 @@ class DeterministicBackend(NativeBackend):
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
         """See `NativeBackend.make_layers`. Raises `ModelError` for a sliding window, or an unsupported size."""
         layers = super().make_layers(_without_windows(weights))
-        if not isinstance(layers, PackedLayers):
+        if layers is None:
             raise ModelError("deterministic takes layers with sizes of multiples of 32")
         return layers
 

@@ -18,7 +18,6 @@ _OF_FORMATS: dict[str, list[Any]] = {
     "attend": [POINTER, I64, *[POINTER] * 6],
     "rms_norm": [*[POINTER] * 3, *[I64] * 2, FLOAT],
     "rotate_and_store": [*[POINTER] * 5, FLOAT, *[POINTER] * 4],
-    "swiglu": [*[POINTER] * 2, *[I64] * 2],
     "project": [*[POINTER] * 4, *[I64] * 3, ctypes.c_bool],
     "largest_column": [*[POINTER] * 4, *[I64] * 3],
     "compute_layers": [*[POINTER, I64] * 2, *[POINTER] * 5, I64],

@@ -6,7 +6,6 @@ Without a C++ compiler `engine.kernels.cpu.torch_attention` is used instead.
 import ctypes
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ from engine.kernels.cpu.native_build import address, load_library
 from engine.kernels.cpu.native_layers import LinearWeight, PackedLayers, PackedOutputLayer, PackedWeight, pack_layer
 from engine.kernels.cpu.native_operations import NativeOperations
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
-from engine.kernels.layer_by_layer import LayerByLayer
 from engine.kernels.output_layer import columns_in_float64
 
 
@@ -42,18 +40,14 @@ class NativeBackend(NativeOperations, AttentionBackend):
         super().__init__(**shape)
         self.library, self.suffix, self.dtype = load_library(folder, "native"), ELEMENT_TYPES[dtype], dtype
 
-    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
-        """Layers in one C++ call; with torch's matrix products where the kernels do not support the sizes.
-        `weights` is read one at a time, so that the caller can free each layer before the next one is copied."""
+    def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers | None:
+        """Layers in one C++ call; None where the kernels do not support the sizes. `weights` is read one at a time, so
+        that the caller can free each layer before the next one is copied."""
         packed: list[PanelLayer] = []
-        remaining = iter(weights)
-        for layer in remaining:
-            found = pack_layer(self, layer)
-            if found is None:
-                from engine.kernels.cpu.unpacked_layer import UnpackedLayer  # imported only when needed
-
+        for layer in weights:
+            if (found := pack_layer(self, layer)) is None:
                 assert not packed, "layers of one model differ in shape"
-                return LayerByLayer(UnpackedLayer(self, each) for each in chain([layer], remaining))
+                return None
             packed.append(found)
         return PackedLayers(self, self.kernel("compute_layers"), packed)
 

@@ -1,4 +1,4 @@
-"""The C++ kernels called one operation at a time, for layers that are not computed in one call."""
+"""The C++ kernels for layers that are torch modules, and draws of tokens."""
 
 import ctypes
 
@@ -11,7 +11,7 @@ from engine.kernels.scoring import Scoring
 
 
 class NativeOperations(AttentionShape):
-    """The operations of a decoder layer, and draws of tokens."""
+    """Attention with its KV write, and draws of tokens."""
 
     def attend(
         self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: NativeWork, scoring: Scoring
@@ -36,49 +36,10 @@ class NativeOperations(AttentionShape):
         qkv = torch.cat([key.new_zeros(len(key), self.num_q_heads, self.head_dim), key, value], dim=1).flatten(1)
         cos = torch.ones(len(key), self.head_dim, dtype=torch.float32)
         sin = torch.zeros_like(cos)
-        self.rotate_and_write_kv(qkv, cos, sin, k_cache, v_cache, work)
-
-    def rotate_and_write_kv(
-        self,
-        qkv: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: NativeWork,
-        *,
-        q_norm: torch.Tensor | None = None,
-        k_norm: torch.Tensor | None = None,
-        epsilon: float = 0.0,
-    ) -> None:
-        """Norms query and key heads if norms are given, rotates them, all in place, and writes the step's KV.
-
-        Args:
-            qkv: ``[T, (num_q_heads + 2 * num_kv_heads) * head_dim]``, contiguous.
-            cos, sin: float32 ``[T, head_dim]``, contiguous.
-            q_norm, k_norm: ``[head_dim]``.
-        """
         self.kernel("rotate_and_store")(
-            *(*map(address, (qkv, cos, sin, q_norm, k_norm)), epsilon, k_cache.data_ptr(), v_cache.data_ptr()),
+            *(*map(address, (qkv, cos, sin, None, None)), 0.0, k_cache.data_ptr(), v_cache.data_ptr()),
             *map(ctypes.byref, (self.structure, work)),
         )
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """Divides each row by its root mean square and multiplies it by the weight: ``[T, n]``.
-
-        Args:
-            x, weight: ``[T, n]`` and ``[n]``.
-            epsilon: added to the mean square.
-        """
-        out = self.new_rows(*x.shape)
-        self.kernel("rms_norm")(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, epsilon)
-        return out
-
-    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """``[T, 2 n]``, gate beside up -> ``[T, n]``: silu(gate) * up."""
-        out = self.new_rows(gate_up.shape[0], gate_up.shape[1] // 2)
-        self.kernel("swiglu")(gate_up.data_ptr(), out.data_ptr(), *out.shape)
-        return out
 
     def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
         """See `AttentionBackend.draw_tokens`; sorts only likely tokens."""

@@ -11,14 +11,13 @@ import triton.language as tl
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.decoder_layer import DecoderLayers, LayerWeights
-from engine.kernels.layer_by_layer import LayerByLayer
 from engine.kernels.scoring import Scoring
 from engine.kernels.triton.cost_model import SharePolicy
 from engine.kernels.triton.device_work import AttentionScratch, DeviceWork, WorkCapacity
 from engine.kernels.triton.draw_kernel import draw_tokens
 from engine.kernels.triton.fused import Caches, launch_attention
 from engine.kernels.triton.layers.fp8 import head_dim_of, is_interpreted
-from engine.kernels.triton.layers.gpu_layers import Fp8Layer, GpuLayer, weights_on
+from engine.kernels.triton.layers.gpu_layers import Fp8Layer, GpuLayer, GpuLayers, weights_on
 from engine.kernels.triton.layers.kv_copy import TOKENS_A_ROW, KvCopy
 from engine.kernels.triton.layers.layer_kernels import check_tensor
 from engine.kernels.triton.shape import check_shape
@@ -129,8 +128,8 @@ class TritonAttention(AttentionBackend):
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
         """Layers with few launches."""
         if self.fp8 is not None:
-            return LayerByLayer(Fp8Layer(self, weights_on(self.device, layer), self.fp8) for layer in weights)
-        return LayerByLayer(GpuLayer(self, layer) for layer in weights)
+            return GpuLayers(Fp8Layer(self, weights_on(self.device, layer), self.fp8) for layer in weights)
+        return GpuLayers(GpuLayer(self, layer) for layer in weights)
 
     draw_tokens = staticmethod(draw_tokens)
 

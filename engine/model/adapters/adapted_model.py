@@ -80,8 +80,9 @@ class AdaptedModel(Model):
 
     def _take_layers(self) -> Iterator[LayerWeights]:
         for index, layer in enumerate(self._layers):
+            replaced = merge(layer, self._updates, f"{self._layers_name}.{index}.")
+            weights = self.read_layer(layer, index)
+            restore(replaced)
+            yield weights
             if self._owns_weights:
                 self._layers[index] = nn.Identity()
-            replaced = merge(layer, self._updates, f"{self._layers_name}.{index}.")
-            yield self.read_layer(layer, index)
-            restore(replaced)

@@ -23,9 +23,12 @@ from engine.keeping import kept_run, prefix_keeper
 from engine.keeping.keeping_engine import KeepingEngine
 from engine.keeping.kept_run import KeptRun
 from engine.keeping.prefix_store import PrefixStore
+from engine.model import stock_model
 from engine.model.adapters.adapter import Adapter
+from engine.model.proof.tiny_model import VOCAB_SIZE, make_tiny_model, shrink
 from tests.adapters import save_adapter
 from tests.engine.answers import assert_alike
+from tests.engine.model.families import make_config
 
 CONFIG = EngineConfig(
     dtype="float32", device="cpu", attention="torch", block_size=8, kv_memory_bytes=1 << 20, max_num_batched_tokens=96
@@ -50,13 +53,15 @@ def keeping(tiny_llama: Path, folder: Path, **changes: object) -> KeepingEngine:
     return engine
 
 
-def ask(documents: Sequence[int], questions: Sequence[int], *, is_scored: bool = False) -> list[Request]:
+def ask(
+    documents: Sequence[int], questions: Sequence[int], *, is_scored: bool = False, num_tokens: int = 500
+) -> list[Request]:
     """Every question about every document; a document of number d has 20 + 9 d tokens behind 10 that all share."""
     requests = []
     for document in documents:
-        text = np.random.default_rng(document).integers(3, 500, 20 + 9 * document)
+        text = np.random.default_rng(document).integers(3, num_tokens, 20 + 9 * document)
         for question in questions:
-            words = np.random.default_rng(1000 + question).integers(3, 500, 3 + question % 4)
+            words = np.random.default_rng(1000 + question).integers(3, num_tokens, 3 + question % 4)
             token_ids = np.concatenate([np.arange(5, 15), text, words]).astype(np.int32)
             how = {"mode": "score", "labels": ((7,), (9, 11))} if is_scored else {"max_new_tokens": 4}
             requests.append(Request(request_id=f"{document}-{question}", token_ids=token_ids, **how))
@@ -162,6 +167,19 @@ def test_prefixes_of_another_adapter_are_not_found(tiny_llama: Path, tmp_path: P
     again, num_computed = run(engine, requests)
     assert_alike(again, answers)
     assert num_computed < num_first / 2
+
+
+def test_prefixes_of_other_layers_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """batchloom's own layers order the dimensions of Cohere's heads in another way than those of transformers."""
+    checkpoint, kept = tmp_path / "model", tmp_path / "kept"
+    make_tiny_model(shrink(make_config("cohere"))).save_pretrained(checkpoint)
+    requests, how = ask(range(8, 11), [1, 2], num_tokens=VOCAB_SIZE), {"attention": "native", "block_size": 32}
+    answers, num_first = run(keeping(checkpoint, kept, **how), requests)
+    assert run(keeping(checkpoint, kept, **how), requests)[1] < num_first / 2
+    monkeypatch.setattr(stock_model, "find_family", lambda *model: None)
+    again, num_computed = run(keeping(checkpoint, kept, **how), requests)
+    assert_alike(again, answers)
+    assert num_computed == num_first
 
 
 def test_a_run_that_ends_early_books_what_it_has_read_and_leaves_nothing(tiny_llama: Path, tmp_path: Path) -> None:

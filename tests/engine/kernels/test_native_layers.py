@@ -10,13 +10,13 @@ from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.branched_layer import BranchedWeights, Experts
 from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.cpu.native_layers import PackedLayers, PackedWeight
-from engine.kernels.cpu.unpacked_layer import UnpackedLayer
 from engine.kernels.decoder_layer import LayerWeights, Linear
-from engine.kernels.layer_by_layer import LayerByLayer
 from engine.kernels.scoring import Scoring
 from engine.model.loading.checkpoint import cache_folder
 from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
+from tests.engine.kernels.native_calls import rms_norm, rotate_and_write_kv
+from tests.engine.kernels.twins import experts_ref
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, BLOCK_SIZE = 96, 160, 4, 2, 32, 32
 EPSILON, SCALE = 1e-5, 0.2
@@ -110,9 +110,9 @@ def test_layers_in_one_call(
 
     def step_by_step(layer: LayerWeights, hidden: torch.Tensor, index: int) -> torch.Tensor:
         kv = expected_keys[index], expected_values[index]
-        heads = kernels.project(kernels.rms_norm(hidden, layer.attention_norm, EPSILON), pack(*layer.qkv))
+        heads = kernels.project(rms_norm(kernels, hidden, layer.attention_norm, EPSILON), pack(*layer.qkv))
         norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm}
-        kernels.rotate_and_write_kv(heads, *rotation, *kv, work, **norms, epsilon=EPSILON)
+        rotate_and_write_kv(kernels, heads, *rotation, *kv, work, **norms, epsilon=EPSILON)
         query = heads.view(num_rows, -1, DIM)[:, :HEADS]
         attended = kernels.attend(query, *kv, work, layer.scoring).flatten(1)
         if output_rows is not None and index == len(layers) - 1:
@@ -120,7 +120,7 @@ def test_layers_in_one_call(
         hidden = kernels.project(attended, pack(*layer.output), hidden)
         gate_up = kernels.pack_gated(layer.gate, layer.up)
         assert gate_up is not None
-        gated = kernels.project(kernels.rms_norm(hidden, layer.mlp_norm, EPSILON), gate_up)
+        gated = kernels.project(rms_norm(kernels, hidden, layer.mlp_norm, EPSILON), gate_up)
         return kernels.project(gated, pack(layer.down), hidden)
 
     expected, expected_keys, expected_values = hidden, caches(), caches()
@@ -199,9 +199,7 @@ def test_experts_are_those_of_torch(
     keys, values = ([torch.zeros(shape, dtype=kernels.dtype)] for _ in range(2))
     packed = kernels.make_layers([layer])
     assert isinstance(packed, PackedLayers)
-    unpacked = UnpackedLayer(kernels, layer)
-    assert unpacked._weights.gate.data_ptr() == unpacked._gate_up.data_ptr(), "gate and up are kept once"
-    expected = LayerByLayer([unpacked])(hidden, (keys, values), work, angles)
+    expected = hidden + experts_ref(rms_norm(kernels, hidden, layer.mlp_norm, EPSILON), layer)
     # What the experts add is large beside the rows; each rounding of it in bf16 is 1/256 at most.
     most = 0.05 if kernels.dtype == torch.bfloat16 else 1e-5
     # Few of them, all, and none.

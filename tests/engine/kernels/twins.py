@@ -1,10 +1,12 @@
 """Torch twins of the Triton launches: the fused launch tile by tile, the merge, the KV write, and what a layer computes
-between its products."""
+between its products; and of the C++ experts."""
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.functional import linear, silu
 
+from engine.kernels.branched_layer import BranchedWeights, Experts
 from engine.kernels.reference import LOG2_E, attend_ref, block_tokens
 from engine.kernels.triton.tile_jobs import SLOT_BITS
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
@@ -118,7 +120,44 @@ def rotate_and_write_kv_ref(
 def swiglu_ref(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up of ``[T, 2 n]``."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
+    return silu(gate) * up
+
+
+def experts_ref(normed: torch.Tensor, layer: BranchedWeights) -> torch.Tensor:
+    """What the experts of a layer add to rows whose norm is given: each on all rows that have chosen it."""
+    experts = layer.experts
+    assert experts is not None, "the layer has experts"
+    num_experts = experts.num_experts + experts.num_shared
+    gates, ups, downs = (weight.view(num_experts, -1, weight.shape[1]) for weight in (layer.gate, layer.up, layer.down))
+    biases = [
+        [None] * num_experts if bias is None else bias.view(num_experts, -1)
+        for bias in (layer.gate_bias, layer.up_bias, layer.down_bias)
+    ]
+    total = torch.zeros(normed.shape)
+    for expert, weights in enumerate(_weigh_experts(normed, experts).T):
+        (rows,) = weights.nonzero(as_tuple=True)
+        gate_bias, up_bias, down_bias = (bias[expert] for bias in biases)
+        gate, up = linear(normed[rows], gates[expert], gate_bias), linear(normed[rows], ups[expert], up_bias)
+        if layer.gate_function == "clamped":
+            gate = gate.clamp(max=layer.gate_limit)
+            gated = gate * (layer.gate_alpha * gate).sigmoid() * (up.clamp(-layer.gate_limit, layer.gate_limit) + 1)
+        else:
+            gated = silu(gate) * up
+        total[rows] += weights[rows, None] * linear(gated, downs[expert], down_bias)
+    return total.to(normed.dtype)
+
+
+def _weigh_experts(normed: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """Each row's weight of each expert, the shared ones last: ``[T, experts]``; 0: not chosen."""
+    logits = linear(normed.float(), experts.router.float())
+    shared = logits[:, -1:].sigmoid() if experts.has_shared_gate else torch.ones(len(normed), 1)
+    logits = logits[:, : experts.num_experts]
+    if experts.router_bias is not None:
+        logits = logits + experts.router_bias.float()
+    chosen = logits.topk(experts.num_chosen, dim=1).indices
+    kept = logits.masked_fill(torch.ones_like(logits).scatter(1, chosen, 0).bool(), -torch.inf)
+    weights = kept.softmax(1) if experts.is_renormalised else logits.softmax(1) * (kept > -torch.inf)
+    return torch.cat([weights, shared.expand(-1, experts.num_shared)], dim=1)
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -10,7 +10,6 @@ import transformers
 
 from engine import Engine, EngineConfig, Request
 from engine.kernels.cpu.native import NativeBackend
-from engine.kernels.cpu.native_layers import PackedLayers
 from engine.model.families.family import find_family
 from engine.model.families.layouts import LAYOUTS
 from engine.model.families.rotated_layers import order_of_dims
@@ -56,13 +55,26 @@ def test_packed_layers_are_as_near_as_rounding_allows(name: str) -> None:
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "not packed"])
 @pytest.mark.parametrize("name", NAMES)
 def test_layers_in_float32_are_transformers(name: str, is_packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed, and with torch's products, as where sizes are no multiples of 32."""
+    """Packed, and in transformers' own layers, as where sizes are no multiples of 32."""
     if not is_packed:
         monkeypatch.setattr(NativeBackend, "pack", lambda *weights: None)
     model = built(name)
     expected = [_logprobs(model, prompt) for prompt in PROMPTS]
     largest = max(float(logprobs.abs().max()) for logprobs in expected)
     assert _largest_error(model, expected, is_packed) < 1e-6 * largest
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_experts_of_sizes_that_grouped_products_do_not_take(name: str) -> None:
+    config = shrink(CONFIGS[name])
+    sizes = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+    config.update({size: 203 for size in sizes if hasattr(config, size)})
+    model = make_tiny_model(config)
+    model.set_experts_implementation("eager")
+    expected = [_logprobs(model, prompt) for prompt in PROMPTS]
+    model.set_experts_implementation("grouped_mm")
+    largest = max(float(logprobs.abs().max()) for logprobs in expected)
+    assert _largest_error(model, expected, is_packed=False) < 1e-6 * largest
 
 
 def _largest_error(model: transformers.PreTrainedModel, expected: list[torch.Tensor], is_packed: bool = True) -> float:
@@ -75,10 +87,8 @@ def _largest_error(model: transformers.PreTrainedModel, expected: list[torch.Ten
     dtype = str(model.dtype).removeprefix("torch.")
     config = EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=1 << 24, max_num_batched_tokens=64)
     engine = Engine.load(model, config)
-    assert engine._model.has_replaced_layers
-    backend = engine._runner.attention
-    assert isinstance(backend, NativeBackend)
-    assert isinstance(engine._model.base.layers[0]._layers, PackedLayers) == is_packed
+    assert isinstance(engine._runner.attention, NativeBackend)
+    assert engine._model.has_replaced_layers == is_packed
     asked = [Request(request_id=str(i), token_ids=p, mode="score", labels=LABELS) for i, p in enumerate(PROMPTS)]
     found = torch.tensor([completion.label_logprobs for completion in engine.score(asked)], dtype=torch.float64)
     return float((found - torch.stack(expected)).abs().max())

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "odd")
 NUM_NEW_TOKENS = 16
 AMPLE = {"kv_memory_bytes": 1 << 24, "max_num_batched_tokens": 2048}
 SCHEDULES = {
@@ -109,6 +109,7 @@ def test_logits_agree(checkpoint: Path, max_num_batched_tokens: int) -> None:
     ("family", "values"),
     [
         ("llama", {}),
+        ("odd", {}),
         ("mistral", {}),
         ("mistral", {"use_sliding_window": False, "layer_types": ["full_attention"] * 2}),
         ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),

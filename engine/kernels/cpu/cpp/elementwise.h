@@ -1,4 +1,4 @@
-// The operations of a plain decoder layer besides products and attention: RMSNorm, rotation with the KV write, SwiGLU.
+// The operations of a plain decoder layer besides products and attention: RMSNorm, rotation with the KV write.
 #pragma once
 
 #include <tuple>
@@ -116,19 +116,6 @@ void rotate_and_store(T* qkv, const float* cos, const float* sin, const T* q_nor
       for (int d = 0; d < dim; d += 2) std::memcpy(static_cast<void*>(to_k + d * 16), k + d, 2 * sizeof(T));
       store_every_other(v, to_v, dim);
     }
-  }
-}
-
-// silu(gate) * up, from rows [gate | up].
-template <typename T>
-void swiglu(const T* gate_up, T* out, int64_t num_rows, int64_t size) {
-#pragma omp parallel for
-  for (int64_t row = 0; row < num_rows; row++) {
-    const T* gate = gate_up + row * 2 * size;
-    const T* up = gate + size;
-    T* to = out + row * size;
-#pragma omp simd
-    for (int64_t i = 0; i < size; i++) store(to[i], silu(load(gate[i])) * load(up[i]));
   }
 }
 

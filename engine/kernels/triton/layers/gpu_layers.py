@@ -3,6 +3,7 @@
 Additions to the residual stream are deferred to the next norm, the last one to the model's final norm.
 """
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from engine.errors import ModelError
-from engine.kernels.decoder_layer import LayerWeights, Linear
-from engine.kernels.layer_by_layer import LayerState
+from engine.kernels.decoder_layer import Angles, Caches, LayerWeights, Linear, TabledWork
 from engine.kernels.triton.layers.fp8 import (
     ScaledRows,
     quantize_rows,
@@ -28,8 +28,31 @@ MULTIPLE = 16
 """The rows and columns of a matrix must be multiples of it for fp8 products."""
 
 
+class GpuLayers:
+    """`DecoderLayers`, read one at a time, so that the caller can free the weights of each."""
+
+    def __init__(self, layers: Iterable["GpuLayer"]) -> None:
+        self._layers = list(layers)
+
+    def __call__(
+        self, hidden: torch.Tensor, caches: Caches, work: Any, angles: Angles, output_rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        addend: torch.Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            hidden, addend = layer(
+                hidden,
+                addend,
+                (caches[0][index], caches[1][index]),
+                work.works[work.tables[index]] if isinstance(work, TabledWork) else work,
+                angles,
+                output_rows if index == len(self._layers) - 1 else None,
+            )
+        assert addend is None, "the last layer has added its result"
+        return hidden
+
+
 class GpuLayer:
-    """One layer of `LayerByLayer`. Operations delete tensors that are not needed after them, whose memory is reused."""
+    """One layer of `GpuLayers`. It deletes tensors once they are not needed, so that their memory is reused."""
 
     def __init__(self, attention: "TritonAttention", weights: LayerWeights) -> None:
         self._attention = attention
@@ -41,56 +64,65 @@ class GpuLayer:
         }
         none = weights.down.new_empty(0)  # `_linears` has the only references to matrices, so that they can be freed
         self._weights = replace(weights, qkv=(none, None), output=(none, None), gate=none, up=none, down=none)
-        self.operations = weights.operations if weights.final_norm is None else (*weights.operations, "final_norm")
 
-    def attention_norm(self, s: LayerState) -> None:
-        self._norm(s, self._weights.attention_norm)
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        addend: torch.Tensor | None,
+        caches: tuple[torch.Tensor, torch.Tensor],
+        work: Any,
+        angles: Angles,
+        output_rows: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The residual stream, ``[rows, hidden]``, and what the next norm adds to it. The layer with the model's final
+        norm returns its result, and nothing to add.
 
-    def qkv(self, s: LayerState) -> None:
-        s.qkv = self._product("qkv", s.normed)
-        del s.normed
-
-    def rotate_and_write_kv(self, s: LayerState) -> None:
+        Args:
+            hidden: the residual stream.
+            addend: what is to be added to it; None: nothing.
+            caches: keys and values of this layer.
+            work: from the attention backend's `prepare`.
+            output_rows: the rows to keep, in the last layer; None: all.
+        """
         w = self._weights
-        s.query = rotate_and_write_kv(
-            s.qkv, *s.angles, *s.caches, s.work.slots,
+        hidden, normed = self._norm(hidden, w.attention_norm, addend)
+        qkv = self._product("qkv", normed)
+        del normed
+        query = rotate_and_write_kv(
+            qkv, *angles, *caches, work.slots,
             num_q_heads=self._attention.num_q_heads, q_norm=w.q_norm, k_norm=w.k_norm, epsilon=w.epsilon,
         )  # fmt: skip
-        del s.qkv
+        del qkv
+        attended = self._attention.attend(query, *caches, work, w.scoring).flatten(1)
+        del query
+        attended = self._select_rows(attended, work, output_rows)
+        addend = self._summed(self._product("output", attended))
+        del attended
+        hidden, normed = self._norm(hidden, w.mlp_norm, addend, output_rows)
+        del addend
+        gate_up = self._product("gate_up", normed)
+        del normed
+        gated = self._swiglu(gate_up)
+        del gate_up
+        addend = self._summed(self._product("down", gated))
+        if w.final_norm is None:
+            return hidden, addend
+        return GpuLayer._norm(self, hidden, w.final_norm, addend)[1], None  # not quantised in subclasses
 
-    def attend(self, s: LayerState) -> None:
-        s.attended = self._attention.attend(s.query, *s.caches, s.work, self._weights.scoring).flatten(1)
-        del s.query
+    def _select_rows(self, attended: torch.Tensor, work: Any, output_rows: torch.Tensor | None) -> Any:
+        """The output rows of attention's result, in the format that the next product reads."""
+        return attended if output_rows is None else attended.index_select(0, output_rows)
 
-    def select_rows(self, s: LayerState) -> None:
-        """Selects attention's rows; mlp_norm selects those of the residual stream."""
-        if s.output_rows is not None:
-            s.attended = s.attended.index_select(0, s.output_rows)
+    def _swiglu(self, gate_up: torch.Tensor) -> Any:
+        """silu(gate) * up, in the format that the next product reads."""
+        return swiglu(gate_up)
 
-    def output(self, s: LayerState) -> None:
-        s.addend = self._summed(self._product("output", s.attended))
-        del s.attended
-
-    def mlp_norm(self, s: LayerState) -> None:
-        self._norm(s, self._weights.mlp_norm, s.output_rows)
-        s.addend = None
-
-    def gate_up(self, s: LayerState) -> None:
-        s.gated = swiglu(self._product("gate_up", s.normed))
-        del s.normed
-
-    def down(self, s: LayerState) -> None:
-        s.addend = self._summed(self._product("down", s.gated))
-
-    def final_norm(self, s: LayerState) -> None:
-        """The model's final norm, of the output rows."""
-        assert self._weights.final_norm is not None
-        GpuLayer._norm(self, s, self._weights.final_norm)  # not quantised in subclasses
-        s.hidden, s.addend = s.normed, None
-
-    def _norm(self, s: LayerState, weight: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """Adds the deferred addend and norms the residual stream, in the format that the next product reads."""
-        s.hidden, s.normed = add_rms_norm(s.hidden, weight, self._weights.epsilon, addend=s.addend, rows=rows)
+    def _norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, addend: torch.Tensor | None, rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Any]:
+        """The given rows of the residual stream plus addend, and their norm in the format that the next product
+        reads."""
+        return add_rms_norm(hidden, weight, self._weights.epsilon, addend=addend, rows=rows)
 
     def _product(self, name: str, rows: Any) -> torch.Tensor:
         return linear(rows, *self._linears[name])
@@ -116,23 +148,24 @@ class Fp8Layer(GpuLayer):
             self._scaled[name] = quantize_weights(matrix, dtype)
             self._linears[name] = (matrix.new_empty(0), bias)
 
-    def select_rows(self, s: LayerState) -> None:
-        """Quantises the output rows of attention's result. Rows that no tile wrote, as in a CUDA graph, become 0."""
-        num_rows = len(s.attended) if s.output_rows is None else len(s.output_rows)
-        rows = self._new_rows(num_rows, s.attended.shape[1])
-        quantize_rows(s.attended, rows, s.work.row_parts, s.output_rows)
-        s.attended = rows
+    def _select_rows(self, attended: torch.Tensor, work: Any, output_rows: torch.Tensor | None) -> ScaledRows:
+        """Rows that no tile wrote, as in a CUDA graph, become 0."""
+        num_rows = len(attended) if output_rows is None else len(output_rows)
+        rows = self._new_rows(num_rows, attended.shape[1])
+        quantize_rows(attended, rows, work.row_parts, output_rows)
+        return rows
 
-    def gate_up(self, s: LayerState) -> None:
-        found = self._product("gate_up", s.normed)
-        del s.normed
-        s.gated = self._new_rows(len(found), found.shape[1] // 2)
-        quantized_swiglu(found, s.gated)
+    def _swiglu(self, gate_up: torch.Tensor) -> ScaledRows:
+        gated = self._new_rows(len(gate_up), gate_up.shape[1] // 2)
+        quantized_swiglu(gate_up, gated)
+        return gated
 
-    def _norm(self, s: LayerState, weight: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        s.normed = self._new_rows(len(s.hidden) if rows is None else len(rows), s.hidden.shape[1])
-        epsilon = self._weights.epsilon
-        s.hidden, _ = add_rms_norm(s.hidden, weight, epsilon, addend=s.addend, rows=rows, normed=s.normed)
+    def _norm(
+        self, hidden: torch.Tensor, weight: torch.Tensor, addend: torch.Tensor | None, rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ScaledRows]:
+        normed = self._new_rows(len(hidden) if rows is None else len(rows), hidden.shape[1])
+        hidden, _ = add_rms_norm(hidden, weight, self._weights.epsilon, addend=addend, rows=rows, normed=normed)
+        return hidden, normed
 
     def _product(self, name: str, rows: ScaledRows) -> torch.Tensor:
         return scaled_linear(rows, self._scaled[name], self._linears[name][1], self._attention.dtype)

@@ -73,7 +73,9 @@ def stock_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("family", "kind"), [*(("llama", kind) for kind in KINDS), ("qwen3", "alpha")])
+@pytest.mark.parametrize(
+    ("family", "kind"), [*(("llama", kind) for kind in KINDS), ("qwen3", "alpha"), ("odd", "alpha")]
+)
 def test_answers_are_those_of_the_merged_model(
     family: str, kind: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -103,6 +105,7 @@ def test_layers_of_transformers_take_adapters(stock_checkpoint: Path, tmp_path: 
         ("llama", {"dtype": "bfloat16"}),
         ("qwen3", {"dtype": "bfloat16"}),
         ("qwen2", {"attention": "torch"}),
+        ("odd", {}),
         ("stock", {}),
     ],
 )
