@@ -18,7 +18,7 @@ from flows.workers import Workers
 from flows.workload_run import Night, answer_workload, find_source, hold_night, load_workloads
 from tasks.publish import check_target, publish_night
 from tasks.runs.infer_job import FailurePolicy
-from tasks.runs.run import needs_isolation
+from tasks.runs.run import isolation_mark
 from tasks.runs.run_summary import RunSummary, show_summaries
 
 prepare_console()
@@ -77,7 +77,7 @@ def nightly(
             source=source,
             engine=config,
             failures=failures,
-            workers=Workers(machines, any(needs_isolation(database, workload.name) for workload in chosen)),
+            workers=Workers(machines, any(isolation_mark(database, workload.name).exists() for workload in chosen)),
             keeps_base=len({workload.adapter for workload in chosen}) > 1,
         )
         try:

@@ -40,7 +40,7 @@ FEWEST_TOKENS_TO_PREDICT = 50_000
 
 class Workers:
     """The engines of a night. They load the model at the first partition and keep it until `close`.
-    With `is_isolated` each runs in a process of its own, since a row may crash one; see `needs_isolation`."""
+    With `is_isolated` each runs in a process of its own, since a row may crash one; see `isolation_mark`."""
 
     def __init__(
         self, settings: WorkerSettings, is_isolated: bool = False, make_room: Callable[[], None] | None = None

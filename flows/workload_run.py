@@ -24,7 +24,7 @@ from tasks.prompts.thinking import check_thinking
 from tasks.read import ReadResult, read, read_answer_length
 from tasks.recover import prune_cache, recover_runs, stop_run
 from tasks.runs.infer_job import FailurePolicy, InferJob, Member
-from tasks.runs.run import Run, hold_database, protect_result_storage, set_isolation
+from tasks.runs.run import Run, hold_database, isolation_mark, protect_result_storage
 from tasks.runs.run_summary import RunSummary
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, runs_folder
@@ -218,8 +218,11 @@ def count_left(night: Night, workload: Workload, parts: list[ArtifactRef], num_r
     """How many of the planned rows are in no part; raises if too many of the others failed. See `FailurePolicy.check`.
     The need for crash isolation ends only where all open rows were planned (`is_whole`) and tried."""
     reasons, num_tried = count_reasons(parts), sum(part.num_rows for part in parts)
-    if (has_died := ENDED.reason in reasons) or (is_whole and num_tried == num_rows):
-        set_isolation(night.source.database, workload.name, is_needed=has_died)
+    mark = isolation_mark(night.source.database, workload.name)
+    if ENDED.reason in reasons:
+        mark.touch(mode=0o600)
+    elif is_whole and num_tried == num_rows:
+        mark.unlink(missing_ok=True)
     night.failures.check(reasons, num_tried)
     return num_rows - num_tried
 

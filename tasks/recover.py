@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.errors import ArtifactError, BatchloomError, DatabaseError
 from tasks.database.messages import is_of_file
-from tasks.runs.run import REQUESTS, WORK_FOLDERS, Run, drop_work, set_isolation, use_exchange
+from tasks.runs.run import REQUESTS, WORK_FOLDERS, Run, drop_work, isolation_mark, use_exchange
 from tasks.runs.run_record import RunRecord
 from tasks.storage.artifact import runs_folder
 from tasks.workloads.model_use import bind_again
@@ -79,7 +79,7 @@ def recover_runs(database: Path) -> list[Run]:
             continue
         if run.record.status == "running":
             if _has_tried_rows(run):
-                set_isolation(run.database, run.record.workload, is_needed=True)
+                isolation_mark(run.database, run.record.workload).touch(mode=0o600)
             run.end("interrupted", "its process ended")
         try:
             workload = load_workload(run.record.workload_source)

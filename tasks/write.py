@@ -85,9 +85,8 @@ def _replace_answers(
         "table": workload.output.table,
         "rank_within": kind.rank_within,
         "keys": workload.key,
-        "columns": list(kind.written),
         "part_columns": list(kind.written.values()),
-        "types": kind.columns,
+        "types": {name: kind.columns[name] for name in kind.written},
     }
     time_of_run = this_run | {"started_at": run.started_at, "now": datetime.now(UTC)}
     created_at = execute(connection, "write/run_created_at", time_of_run, **names).fetchall()[0][0]
@@ -109,8 +108,7 @@ def _replace_answers(
         if tokens:
             insert_decisions(connection, workload, row, tokens.path, paths, part_schema(kind))
     elif parts:
-        name = "write/insert_extracted" if kind.is_typed else "write/insert_answers"
-        execute(connection, name, row | {"parts": paths}, **names)
+        execute(connection, "write/insert_answers", row | {"parts": paths, "is_typed": kind.is_typed}, **names)
     if kind.rank_within:
         execute(connection, "write/rank_answers", this_run, **names)
 

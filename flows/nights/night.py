@@ -27,7 +27,7 @@ from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import Outcome, Step, Wave, list_batches, run_waves
 from tasks.publish import publish_night
 from tasks.recover import recover_runs
-from tasks.runs.run import needs_isolation
+from tasks.runs.run import isolation_mark
 from tasks.runs.run_record import NEEDS_FULL
 from tasks.runs.run_summary import RunSummary, show_summaries
 from tasks.runs.source import Source
@@ -206,7 +206,7 @@ class NightRun:
             plan = self._plan
             names = [step.name for step in plan.steps if step.model == model]
             first = {step.workload for name in names if (step := plan.cascades.get(name))}  # same rows, another model
-            is_isolated = any(needs_isolation(plan.database, name) for name in {*names, *first})
+            is_isolated = any(isolation_mark(plan.database, name).exists() for name in {*names, *first})
             self._nights[model] = Night(
                 source=replace(self._sources[model], is_cheapest_first=self._deadline is not None),
                 engine=plan.models[model][1].to_config(plan.database),

@@ -1,8 +1,8 @@
 -- purpose: insert the answers of a run's finished parts
 -- grain:   one row per request that a part answers, even if two parts hold it
 -- inputs:  the run's artifacts
--- identifiers: {table}, {columns}: of the answer in the table, {part_columns}: the same in the parts
--- parameters: $requests and $parts (paths), $keys, $model, $run_id, $created_at
+-- identifiers: {table}, {part_columns}: of the answer in the parts, {types}: the same in the table, with their types
+-- parameters: $requests and $parts (paths), $keys, $is_typed (answers are JSON objects), $model, $run_id, $created_at
 
 insert into {table} by name
 with requests as (
@@ -10,10 +10,14 @@ with requests as (
     from read_parquet($requests)
 ),
 
-parts ({columns}) as (  -- names of the first columns
+parts as (
     select distinct on (row_id)
-        {part_columns},
         row_id,
+        case
+            when not $is_typed then row({part_columns})::struct({types})
+            else try(answer::json::struct({types}))
+        end as given,
+        answer,
         error,
         finish_reason,
         num_prompt_tokens,
@@ -23,18 +27,29 @@ parts ({columns}) as (  -- names of the first columns
         prefix_group
     from (
         from read_parquet($parts)
-        union all by name -- for parts written by an earlier version
-        select null::double as compute_ms, null::bigint as prefix_group where false
+        union all by name -- for kinds without a text, and for parts written by an earlier version
+        select null::varchar as answer, null::double as compute_ms, null::bigint as prefix_group where false
     )
     order by row_id, error is not null, finish_reason
+),
+
+judged as (
+    select
+        * exclude (answer) replace (
+            coalesce(
+                error, case when given is null then 'the answer cannot be cast to the columns: ' || answer end
+            ) as error
+        )
+    from parts
 )
 
 select
     requests.* exclude (row_id),
-    parts.* exclude (row_id),
-    case when parts.error is null then 'ok' else 'error' end as status,
+    unnest(judged.given),
+    judged.* exclude (row_id, given),
+    case when judged.error is null then 'ok' else 'error' end as status,
     $model as model,
     $run_id as run_id,
     $created_at as created_at
 from requests
-inner join parts on parts.row_id = requests.row_id
+inner join judged on judged.row_id = requests.row_id

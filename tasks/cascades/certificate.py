@@ -41,8 +41,7 @@ def certify(
         choice.prepare(connection, workload)
         take_answers(connection, workload, second, "batchloom_second_answers")
         answers = {"answers": list(find_answer_columns(workload))}
-        execute(connection, "cascade/take_compared", answers, keys=workload.key)
-        sample = execute(connection, "cascade/compared_rows").fetchall()
+        sample = execute(connection, "cascade/compared_rows", answers, keys=workload.key).fetchall()
         ((num_rows,),) = execute(connection, "cascade/count_sent_rows", {"threshold": None}).fetchall()
         found = choose_threshold(
             [(row[1], row[2]) for row in sample], num_rows, cascade.target_agreement, cascade.confidence

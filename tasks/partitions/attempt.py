@@ -84,9 +84,9 @@ def answer_partition(work: PartitionWork) -> None:
         if not has_ended:
             failure = try_rows(left, work, whole)
         if has_ended or failure is not None:
-            from tasks.partitions.failing import FailingRows  # imported only when needed
+            from tasks.partitions.failing import answer_failing  # imported only when needed
 
-            FailingRows(work, rows).answer(failure)
+            answer_failing(work, rows, failure)
     if work.num_failed:
         LOGGER.warning("%s: %s rows failed", work.title, f"{work.num_failed:,}")
 

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import numpy as np
@@ -25,74 +24,57 @@ from tasks.storage.plan_file import read_spread_rows
 LOGGER = logging.getLogger("batchloom")
 
 
-class FailingRows:
-    """Retries and splits the rows of a partition after a failed attempt. See `answer_partition`."""
+def answer_failing(work: PartitionWork, rows: Plan, failure: Failure | None) -> None:
+    """Retry and split the rows of a partition until each has an answer or an error in `work`. See `answer_partition`.
 
-    def __init__(self, work: PartitionWork, rows: Plan) -> None:
-        self._job, self._work, self._attempts, self._rows = work.job, work, work.attempts, rows
-        self._prompt_of_row = np.cumsum(rows.is_member_start) - 1
-        self._whole = Piece(first=0, last=int(self._prompt_of_row[-1]))
-        self._num_failures = 0
-
-    def answer(self, failure: Failure | None) -> None:
-        """Try the rows until each has an answer or an error in `work`, after a failed attempt at all of them, or None
-        if its process died. Raises what `answer_partition` raises."""
-        todo = [self._whole]
-        while todo:
-            piece = todo.pop()
-            prompts = np.unique(self._prompt_of_row[self._is_left(piece)])
-            if not len(prompts):
-                continue
-            if self._job.stop.is_made:
-                raise StoppedError
-            num_earlier = 0
-            if failure is None:
-                num_earlier = self._attempts.count(piece)
-                # Between the whole and a single prompt, a piece that ended a process is split without a second attempt.
-                is_half = piece != self._whole and len(prompts) > 1
-                most_earlier = 0 if is_half else self._job.failures.retries
-                if num_earlier <= most_earlier:
-                    failure = try_rows(self._rows.select(self._is_left(piece)), self._work, piece)
-                    if failure is None:
-                        continue
-            todo += self._find_next(piece, prompts, num_earlier, failure or ENDED)
-            failure = None
-
-    def _is_left(self, piece: Piece) -> npt.NDArray[np.bool_]:
-        """Which rows are of the piece and have no answer."""
-        is_inside = (self._prompt_of_row >= piece.first) & (self._prompt_of_row <= piece.last)
-        return np.asarray(is_inside & ~np.isin(self._rows.row_id, self._work.answered))
-
-    def _find_next(
-        self, piece: Piece, prompts: npt.NDArray[np.int64], num_earlier: int, failure: Failure
-    ) -> Sequence[Piece]:
-        """The pieces to try after a failure of one, as a stack: the last one is tried first.
-
-        Args:
-            prompts: of the piece, those without an answer.
-            num_earlier: attempts at the piece before this one.
-        """
-        if failure.is_out_of_memory and PROCESS_HOST.lower_memory():
-            self._attempts.forget(piece)
-            return [piece]
-        policy, stop, reason = self._job.failures, self._job.stop, failure.reason
-        self._num_failures += 1
-        if self._num_failures == policy.error_rate_rows:
-            check_other_rows(self._job)
-        if piece == self._whole and num_earlier < policy.retries:
+    Args:
+        failure: of an attempt at all rows; None if its process died.
+    """
+    job, policy, num_failures = work.job, work.job.failures, 0
+    prompt_of_row = np.cumsum(rows.is_member_start) - 1
+    whole = Piece(first=0, last=int(prompt_of_row[-1]))
+    todo = [whole]  # the last one is tried first
+    while todo:
+        piece = todo.pop()
+        is_inside = (prompt_of_row >= piece.first) & (prompt_of_row <= piece.last)
+        is_left = is_inside & ~np.isin(rows.row_id, work.answered)
+        prompts = np.unique(prompt_of_row[is_left])
+        if not len(prompts):
+            continue
+        if job.stop.is_made:
+            raise StoppedError
+        num_earlier = 0
+        if failure is None:
+            num_earlier = work.attempts.count(piece)
+            # Between the whole and a single prompt, a piece that ended a process is split without a second attempt.
+            is_half = piece != whole and len(prompts) > 1
+            most_earlier = 0 if is_half else policy.retries
+            if num_earlier <= most_earlier:
+                failure = try_rows(rows.select(is_left), work, piece)
+                if failure is None:
+                    continue
+        last, failure = failure or ENDED, None
+        if last.is_out_of_memory and PROCESS_HOST.lower_memory():
+            work.attempts.forget(piece)
+            todo.append(piece)
+            continue
+        num_failures += 1
+        if num_failures == policy.error_rate_rows:
+            check_other_rows(job)
+        if piece == whole and num_earlier < policy.retries:
             delay_seconds = policy.retry_delay_seconds * 2**num_earlier
-            LOGGER.warning("%s: trying again in %g s: %s", self._work.title, delay_seconds, reason)
-            _wait(stop, delay_seconds)
-            return [piece]
-        if len(prompts) > 1:
-            return _split(prompts, self._rows.group_id[self._rows.is_member_start])[::-1]
-        rows = self._rows.select(self._is_left(piece))
-        failed = [
-            Completion.refuse(str(row_id), len(prompt), reason)
-            for row_id, prompt in zip(rows.row_id.tolist(), rows.prompts, strict=True)
-        ]
-        self._work.keep(failed, rows, codec=None, steps=[], ended_at=datetime.now(UTC))
-        return []
+            LOGGER.warning("%s: trying again in %g s: %s", work.title, delay_seconds, last.reason)
+            _wait(job.stop, delay_seconds)
+            todo.append(piece)
+        elif len(prompts) > 1:
+            todo += _split(prompts, rows.group_id[rows.is_member_start])[::-1]
+        else:
+            failed = rows.select(is_inside & ~np.isin(rows.row_id, work.answered))
+            errors = [
+                Completion.refuse(str(row_id), len(prompt), last.reason)
+                for row_id, prompt in zip(failed.row_id.tolist(), failed.prompts, strict=True)
+            ]
+            work.keep(errors, failed, codec=None, steps=[], ended_at=datetime.now(UTC))
 
 
 def _wait(stop: StopRequest, seconds: float) -> None:

@@ -22,6 +22,12 @@ NUM_LENGTH_BINS = 14
 NUM_SLOWEST = 10
 NUM_REASONS = 20
 
+ANSWER_COLUMNS = frozenset(
+    ["status", "error", "finish_reason", "run_id", "content_key"]
+    + [f"num_{kind}_tokens" for kind in ("prompt", "cached", "output")]
+)
+"""Columns that every output table has."""
+
 Row = Any
 """A named tuple with the columns of a statement."""
 
@@ -81,6 +87,8 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: Artifa
     config, versions = _json_object(run.config), _json_object(run.versions)
     prediction, workload = config.get("prediction"), config.get("workload")
     key = workload.get("key") if isinstance(workload, dict) else None
+    relations = list_relations(connection)
+    tables = [name for name, each in relations.items() if not each.is_view and each.columns.keys() >= ANSWER_COLUMNS]
     return RunFacts(
         run=run,
         totals=_read(connection, "steps/totals")[0],
@@ -93,17 +101,18 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: Artifa
         config=config,
         versions={name: str(found) for name, found in versions.items()},
         prediction=prediction if isinstance(prediction, dict) else {},
-        **_read_evaluation(connection, run.run_id),
+        **(_read_evaluation(connection, run.run_id) if "evaluations" in relations else {}),
         # Without a known key, rows are named by content_key, which every output table has.
-        **_read_answers(connection, {"run_id": run.run_id}, key if isinstance(key, list) and key else ["content_key"]),
+        **_read_answers(connection, tables, run.run_id, key if isinstance(key, list) and key else ["content_key"]),
     )
 
 
 def _read_answers(
-    connection: duckdb.DuckDBPyConnection, this_run: Mapping[str, Any], keys: Sequence[str]
+    connection: duckdb.DuckDBPyConnection, tables: Sequence[str], run_id: str, keys: Sequence[str]
 ) -> dict[str, Any]:
     """Facts from the output table with rows of this run, if there is one; reads report_plan_groups."""
-    for (table,) in execute(connection, "report/answers/tables").fetchall():
+    this_run = {"run_id": run_id}
+    for table in tables:
         if execute(connection, "report/answers/exist", this_run, table=table).fetchall()[0][0]:
             slowest = {**this_run, "num_rows": NUM_SLOWEST}
             return {
@@ -117,8 +126,6 @@ def _read_answers(
 
 def _read_evaluation(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[str, Any]:
     """Facts from the run's newest evaluation, if there is one."""
-    if "evaluations" not in list_relations(connection):
-        return {}
     for evaluation in _read(connection, "evaluation/summary", {"run_id": run_id}):
         this = {"evaluation_id": evaluation.evaluation_id}
         names = ("metrics", "calibration", "confusion")

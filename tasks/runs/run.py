@@ -73,22 +73,10 @@ def hold_database(database: str | Path, *, is_written: bool = True) -> Iterator[
         yield
 
 
-def needs_isolation(database: str | Path, workload: str) -> bool:
-    """Whether the workload's next run needs crash isolation, an engine in a process of its own: after a run died while
-    it tried rows, until a run tries all its rows without such a death. A row that crashes an engine's own process
-    becomes an error row; in the flow's process it would crash every night."""
-    return _isolation_mark(database, workload).exists()
-
-
-def set_isolation(database: str | Path, workload: str, *, is_needed: bool) -> None:
-    """Note whether the workload's next run needs crash isolation. See `needs_isolation`."""
-    if is_needed:
-        _isolation_mark(database, workload).touch(mode=0o600)
-    else:
-        _isolation_mark(database, workload).unlink(missing_ok=True)
-
-
-def _isolation_mark(database: str | Path, workload: str) -> Path:
+def isolation_mark(database: str | Path, workload: str) -> Path:
+    """An empty file, which exists if the workload's next run needs crash isolation, an engine in a process of its own:
+    after a run died while it tried rows, until a run tries all its rows without such a death. A row that crashes an
+    engine's own process becomes an error row; in the flow's process it would crash every night."""
     return runs_folder(database) / f"guarded-{workload}"
 
 

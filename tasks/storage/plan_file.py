@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from engine.errors import ArtifactError
 from engine.planning.plan import COLUMNS, Plan, SharingStats
@@ -62,9 +63,7 @@ def schema_with(summary: PlanSummary) -> pa.Schema:
 def read_plan_summary(plan: ArtifactRef) -> PlanSummary:
     """The summary of a plan; `ArtifactError` where the file is not what its reference says."""
     with open_parquet(plan) as file:
-        values = json.loads(file.schema_arrow.metadata[_SUMMARY_KEY])
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return PlanSummary(**{**values, **lists, "sharing": SharingStats(**values["sharing"])})
+        return TypeAdapter(PlanSummary).validate_json(file.schema_arrow.metadata[_SUMMARY_KEY])
 
 
 def plan_batches(plan: Plan) -> Iterator[pa.RecordBatch]:
