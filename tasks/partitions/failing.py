@@ -33,12 +33,16 @@ def answer_failing(work: PartitionWork, rows: Plan, failure: Failure | None) -> 
     job, policy, num_failures = work.job, work.job.failures, 0
     prompt_of_row = np.cumsum(rows.is_member_start) - 1
     whole = Piece(first=0, last=int(prompt_of_row[-1]))
+
+    def is_left(piece: Piece) -> npt.NDArray[np.bool_]:
+        """Which rows are of the piece and have no answer."""
+        is_inside = (prompt_of_row >= piece.first) & (prompt_of_row <= piece.last)
+        return np.asarray(is_inside & ~np.isin(rows.row_id, work.answered))
+
     todo = [whole]  # the last one is tried first
     while todo:
         piece = todo.pop()
-        is_inside = (prompt_of_row >= piece.first) & (prompt_of_row <= piece.last)
-        is_left = is_inside & ~np.isin(rows.row_id, work.answered)
-        prompts = np.unique(prompt_of_row[is_left])
+        prompts = np.unique(prompt_of_row[is_left(piece)])
         if not len(prompts):
             continue
         if job.stop.is_made:
@@ -50,7 +54,7 @@ def answer_failing(work: PartitionWork, rows: Plan, failure: Failure | None) -> 
             is_half = piece != whole and len(prompts) > 1
             most_earlier = 0 if is_half else policy.retries
             if num_earlier <= most_earlier:
-                failure = try_rows(rows.select(is_left), work, piece)
+                failure = try_rows(rows.select(is_left(piece)), work, piece)
                 if failure is None:
                     continue
         last, failure = failure or ENDED, None
@@ -69,7 +73,7 @@ def answer_failing(work: PartitionWork, rows: Plan, failure: Failure | None) -> 
         elif len(prompts) > 1:
             todo += _split(prompts, rows.group_id[rows.is_member_start])[::-1]
         else:
-            failed = rows.select(is_inside & ~np.isin(rows.row_id, work.answered))
+            failed = rows.select(is_left(piece))
             errors = [
                 Completion.refuse(str(row_id), len(prompt), last.reason)
                 for row_id, prompt in zip(failed.row_id.tolist(), failed.prompts, strict=True)
