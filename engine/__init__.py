@@ -1,4 +1,5 @@
-"""The inference engine: token ids in, token ids or label scores out. It imports no database, workflow or text code.
+"""The inference engine: token ids in; token ids, label scores or embeddings out. It imports no database, workflow or
+text code.
 
 Names are imported when first used: the planner and the settings need no torch, which takes seconds to import.
 """

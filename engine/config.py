@@ -1,4 +1,4 @@
-"""Settings of one engine: few, frozen, checked when made."""
+"""Settings of one engine: frozen, checked when made."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -48,7 +48,7 @@ class EngineConfig:
     """most tokens in one step of the model; auto: on a CPU 2,048, on a GPU 8,192 or more if its memory allows"""
     # M_threshold. Free memory is measured when the engine is loaded: on a GPU after a full step and CUDA graphs.
     kv_memory_bytes: int | Literal["auto"] = "auto"
-    """memory for KV, such as 512MiB or 4GB; auto: the share memory_fraction of the free memory"""
+    """memory for KV, such as 512MiB or 4GB; auto: the share memory_fraction of what is free, on a CPU at most 4 GiB"""
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
     """share of the free memory that KV gets if kv_memory is auto"""
     max_model_len: int | Literal["auto"] = "auto"
@@ -88,10 +88,11 @@ class EngineConfig:
     disaggregation: Disaggregation = "none"
     """none: one process computes prompts and answers; processes: another process of the host computes the prompts"""
     compile: Compile = "auto"
-    """torch.compile where transformers computes the layers (attention torch); auto: in 16-bit formats, with a C++
+    """torch.compile for layers that are torch modules, not the attention backend's; auto: in 16-bit formats, with a C++
     compiler, where the plan is long enough to pay for the seconds it takes"""
     cuda_graphs: Literal["auto", "never"] = "auto"
-    """decode steps as CUDA graphs, captured as needed; auto: where attention is fused or paged"""
+    """decode steps as CUDA graphs, captured as needed; auto: where attention is fused or paged and computes
+    batchloom's own families"""
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     """number of GPUs of this host that one engine uses, each for a share of every layer"""
     deterministic: bool = False
