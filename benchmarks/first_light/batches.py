@@ -33,8 +33,7 @@ SERVER = {"sharing": "lru", "max_running_requests": 256, "attention": "paged", "
 
 ROUNDS = {"ours": (2, 1), "ours in fp8": (2, 1), "server": (2, 1), "transformers": (0, 1)}
 """By engine, warm-up and measured runs, of which two differed by 0.3 % at most. Ours compiles kernels in the first one
-and captures graphs in the second; transformers, whose runs are the longest, is warmed up by a few short
-answers."""
+and captures graphs in the second; transformers, whose runs are the longest, is warmed up by a few short answers."""
 
 OTHER_ROUNDS = (1, 1)
 """Of a workload of `OTHERS`: its kernels are compiled, and its first run captures all graphs but those of a few steps,

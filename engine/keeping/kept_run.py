@@ -47,9 +47,7 @@ class KeptNode(PrefixNode):
         self.num_loaded = 0
 
     def announce(self) -> None:
-        for node in self.chain():
-            assert isinstance(node, KeptNode)
-            self._run.read_later(node)
+        self._run.read_later(self)
 
     def acquire(self, pool: BlockPool) -> int:
         missing = [node for node in self.chain() if not node.holds_blocks]
@@ -80,7 +78,7 @@ class KeptRun:
         self._about = f"{about} {len(keys)} {tuple(keys[0].shape[1:])} {keys[0].dtype}"
         self._num_loaded: dict[str, int] = {}
         self._num_written = 0
-        self._next: dict[str, None] = {}
+        self._next: deque[str] = deque()
         self._mapped: dict[str, Future[torch.Tensor | None]] = {}
         self._writes: deque[Future[bool]] = deque()
         self._computed: list[tuple[Sequence[bytes], torch.Tensor]] = []
@@ -91,7 +89,7 @@ class KeptRun:
 
     def read_later(self, node: KeptNode) -> None:
         """Reads what is on disk of a node ahead, after the nodes that this was called for before."""
-        self._next |= dict.fromkeys(name for name, _ in self._keeper.find(node.keys))
+        self._next.extend(dict.fromkeys(name for name, _ in self._keeper.find(node.keys)))
         self._read_ahead()
 
     def watch(self, on_step: OnStep | None) -> OnStep:
@@ -202,8 +200,7 @@ class KeptRun:
 
     def _read_ahead(self) -> None:
         while self._next and len(self._mapped) < MOST_READ_AHEAD:
-            name = next(iter(self._next))
-            del self._next[name]
+            name = self._next.popleft()
             if name not in self._mapped and name not in self._num_loaded:
                 self._mapped[name] = self._keeper.reader.submit(self._keeper.read, name)
 

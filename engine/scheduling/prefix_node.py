@@ -56,7 +56,7 @@ class PrefixNode:
         return all(node.num_uncomputed == 0 for node in self.chain())
 
     def announce(self) -> None:
-        """Called before the first step, in the order in which groups start, for each group's node."""
+        """Called once before the first step; of all nodes in the order in which groups need them."""
 
     def chain(self) -> list["PrefixNode"]:
         """From the root to this node."""

@@ -29,8 +29,7 @@ def order_groups(groups: Iterable[ScheduledGroup], order: Order) -> list[Schedul
     first: dict[PrefixNode, int] = {}
     places = []
     for place, group in enumerate(arranged):
-        chain = group[0].node.chain() if group[0].node is not None else []
-        places.append([*(first.setdefault(node, place) for node in chain), place])
+        places.append([*(first.setdefault(node, place) for node in group[0].prefix_nodes()), place])
     return [group for _, group in sorted(zip(places, arranged, strict=True), key=itemgetter(0))]
 
 
@@ -67,9 +66,8 @@ class RequestQueues:
         self.prefilling: dict[Sequence, None] = {}
         self.decoding: dict[Sequence, None] = {}
         self.num_unfinished = sum(map(len, self.waiting_groups))
-        for group in self.waiting_groups:
-            if group[0].node is not None:
-                group[0].node.announce()
+        for node in dict.fromkeys(node for group in self.waiting_groups for node in group[0].prefix_nodes()):
+            node.announce()
 
     @property
     def num_running(self) -> int:

@@ -83,6 +83,10 @@ class Sequence:
         if self.node is not None:
             self.node.num_unfinished += 1
 
+    def prefix_nodes(self) -> list[PrefixNode]:
+        """The nodes of its shared prefix, from the root on; none where it shares none."""
+        return [] if self.node is None else self.node.chain()
+
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that were not computed for this sequence."""

@@ -62,7 +62,7 @@ def evict_idle_prefixes(scheduler: "Scheduler") -> None:
     for sequence in queues.ready:
         queued[sequence.node].append(sequence)
     groups = [*queued.values(), *queues.prefixes.values(), *queues.waiting_groups]
-    chains = [group[0].node.chain() if group[0].node is not None else [] for group in groups]
+    chains = [group[0].prefix_nodes() for group in groups]
     kept, nodes = set(chains[0]), set(chain.from_iterable(chains))
     for node in sorted(nodes - kept, key=lambda node: -node.start):
         node.release(scheduler.pool)
