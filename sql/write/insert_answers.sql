@@ -11,20 +11,7 @@ with requests as (
 ),
 
 parts as (
-    select distinct on (row_id)
-        row_id,
-        case
-            when not $is_typed then row({part_columns})::struct({types})
-            else try(answer::json::struct({types}))
-        end as given,
-        answer,
-        error,
-        finish_reason,
-        num_prompt_tokens,
-        num_cached_tokens,
-        num_output_tokens,
-        compute_ms,
-        prefix_group
+    select distinct on (row_id) *
     from (
         from read_parquet($parts)
         union all by name -- for kinds without a text, and for parts written by an earlier version
@@ -35,11 +22,20 @@ parts as (
 
 judged as (
     select
-        * exclude (answer) replace (
-            coalesce(
-                error, case when given is null then 'the answer cannot be cast to the columns: ' || answer end
-            ) as error
-        )
+        row_id,
+        case
+            when not $is_typed then row({part_columns})::struct({types})
+            else try(answer::json::struct({types}))
+        end as given,
+        coalesce(
+            error, case when given is null then 'the answer cannot be cast to the columns: ' || answer end
+        ) as error,
+        finish_reason,
+        num_prompt_tokens,
+        num_cached_tokens,
+        num_output_tokens,
+        compute_ms,
+        prefix_group
     from parts
 )
 
