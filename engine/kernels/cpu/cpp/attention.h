@@ -10,6 +10,7 @@
 #pragma once
 
 #include "pairs.h"
+#include "rows.h"
 #include "work_items.h"
 
 namespace {
@@ -34,70 +35,69 @@ struct alignas(64) Workspace {
   int lowest[ROWS];     // with a window: the first token of the prefix, or of the own part, that each row sees
 };
 
-// Rows of a set share loads of keys and values.
-constexpr int SET = 4;
-
-// Sums of a set's rows times the pairs of some of 16 columns; they stay in registers, of which ARM has more than AVX2.
+// Sums of R rows times the pairs of some of 16 columns, in registers.
+template <int R>
 struct PairSums {
-#ifdef __aarch64__
-  static constexpr int REGISTERS = 4;
-#else
-  static constexpr int REGISTERS = 2;
-#endif
-  static constexpr int WIDTH = REGISTERS * FLOATS;  // of 32: both elements of 16 pairs
-  Floats sums[SET][REGISTERS] = {};
+  static constexpr int WIDTH = 2 * FLOATS;  // of 32: both elements of 16 pairs
+  Floats sums[2][R] = {};
 
   // Adds the pair at x of each row times pairs of columns.
   template <typename T>
-  __attribute__((always_inline)) void add(const T* x, int64_t stride, const T* columns) {
-    Floats lanes[REGISTERS];
-    for (int i = 0; i < REGISTERS; i++) lanes[i] = load_floats(columns + i * FLOATS);
-#pragma GCC unroll 4
-    for (int r = 0; r < SET; r++) {
+  __attribute__((always_inline)) void add(const float* x, int64_t stride, const T* columns) {
+    Floats low = load_floats(columns), high = load_floats(columns + FLOATS);
+    keep_in_registers(low, high);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
       const Floats pair = repeat_pair(x + r * stride);
-      for (int i = 0; i < REGISTERS; i++) sums[r][i] += pair * lanes[i];
+      sums[0][r] += pair * low, sums[1][r] += pair * high;
     }
   }
 
-  void store(float (&to)[SET][32], int at) const {
-    for (int r = 0; r < SET; r++) std::memcpy(to[r] + at, sums[r], sizeof sums[r]);
+  void store(float (&to)[R][32], int at) const {
+    for (int r = 0; r < R; r++) store_floats(to[r] + at, sums[0][r]), store_floats(to[r] + at + FLOATS, sums[1][r]);
   }
 };
 
-// scores[r][0..32) = q[r] . keys of a sub-block, for whole sets of rows. Row stride of scores: SPAN.
+// scores[r][0..32) = q[r] . keys of a sub-block, for rows rounded up to a multiple of 4. Row stride of scores: SPAN.
 template <typename T>
 void score_plain(const T* q, const T* keys, float* scores, int num_rows, int dim) {
-  for (int first = 0; first < num_rows; first += SET) {
+  by_rows<FLOAT_ROWS>(num_rows, [=](auto rows, int first) {
+    float memory[rows * MAX_DIM];
+    int64_t stride = dim;
+    const float* const x = as_floats(q + first * dim, rows, dim, stride, memory);
     for (int half = 0; half < 2; half++) {
-      float pairs[SET][32];
-      for (int at = 0; at < 32; at += PairSums::WIDTH) {
-        PairSums sums;
-        for (int d = 0; d < dim; d += 2) sums.add(q + first * dim + d, dim, keys + (half * dim + d) * 16 + at);
+      float pairs[rows][32];
+      for (int at = 0; at < 32; at += PairSums<rows>::WIDTH) {
+        PairSums<rows> sums;
+        for (int d = 0; d < dim; d += 2) sums.add(x + d, stride, keys + (half * dim + d) * 16 + at);
         sums.store(pairs, at);
       }
-      for (int r = 0; r < SET; r++)
+      for (int r = 0; r < rows; r++)
         for (int j = 0; j < 16; j++) scores[(first + r) * SPAN + half * 16 + j] = pairs[r][2 * j] + pairs[r][2 * j + 1];
     }
-  }
+  });
 }
 
-// out[r] += weights[r] . values of all sub-blocks of a chunk. Row stride of weights: CHUNK.
+// out[r] += weights[r] . values of all sub-blocks of a chunk, for rows as above. Row stride of weights: CHUNK.
 template <typename T>
 void weigh_plain(const T* weights, const T* const* values, int num_subs, float* out, int num_rows, int dim) {
-  for (int first = 0; first < num_rows; first += SET) {
+  by_rows<FLOAT_ROWS>(num_rows, [=](auto rows, int first) {
+    float memory[rows * CHUNK];
+    int64_t stride = CHUNK;
+    const float* const x = as_floats(weights + first * CHUNK, rows, num_subs * SUB, stride, memory);
     for (int d = 0; d < dim; d += 16) {
-      float pairs[SET][32];
-      for (int at = 0; at < 32; at += PairSums::WIDTH) {
-        PairSums sums;
+      float pairs[rows][32];
+      for (int at = 0; at < 32; at += PairSums<rows>::WIDTH) {
+        PairSums<rows> sums;
         for (int s = 0; s < num_subs; s++)
           for (int pair = 0; pair < SUB / 2; pair++)
-            sums.add(weights + first * CHUNK + s * SUB + 2 * pair, CHUNK, values[s] + 2 * (pair * dim + d) + at);
+            sums.add(x + s * SUB + 2 * pair, stride, values[s] + 2 * (pair * dim + d) + at);
         sums.store(pairs, at);
       }
-      for (int r = 0; r < SET; r++)
+      for (int r = 0; r < rows; r++)
         for (int j = 0; j < 16; j++) out[(first + r) * dim + d + j] += pairs[r][2 * j] + pairs[r][2 * j + 1];
     }
-  }
+  });
 }
 
 #ifdef HAS_AMX
@@ -379,7 +379,7 @@ struct Attend {
 // The number of rows that products compute if `used` rows are needed.
 inline int padded_rows(int used, Units units) {
   if (units == Units::tiles) return used > 16 ? 32 : 16;
-  return int(round_up(used, SET));
+  return int(round_up(used, 4));
 }
 
 // Copies the query rows (token-major, then query head) of tokens [first, first + count) for one KV head; unused rows are 0.

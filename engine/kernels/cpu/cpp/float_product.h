@@ -8,17 +8,6 @@
 
 namespace {
 
-// Rows whose sums, by two vectors, fit the registers with their operands.
-#if defined(__AVX512F__) && !defined(NO_VECTORS)
-constexpr int FLOAT_ROWS = 12;
-#elif defined(__aarch64__)
-constexpr int FLOAT_ROWS = 8;
-#elif defined(__AVX2__) && !defined(NO_VECTORS)
-constexpr int FLOAT_ROWS = 6;
-#else
-constexpr int FLOAT_ROWS = 4;
-#endif
-
 // A sum is split into parts of at most so many terms, which are then added: this rounds less than one long sum.
 constexpr int64_t FLOAT_TERMS = 512;
 
@@ -27,13 +16,6 @@ template <typename T>
 inline Floats number_of(Words words, int64_t i) {
   if (sizeof(T) == 4) return Floats(words);
   return Floats(i == 0 ? words << 16 : words & 0xffff0000);
-}
-
-// Keeps a and b in registers: else g++ reads them from memory again for each row, and loads take longer than products.
-inline void keep_in_registers(Floats& a, Floats& b) {
-#ifdef __x86_64__
-  asm("" : "+v"(a), "+v"(b));
-#endif
 }
 
 // Rows of x [rows, depth] and panels [words of depth][32 columns]. A word is a float, or a pair of bf16, whose products are
@@ -57,16 +39,10 @@ struct FloatOperands {
     for (int64_t part = 0; part < num_parts; part++) {
       const int64_t begin = part_start(num_words, num_parts, part), end = part_start(num_words, num_parts, part + 1);
       by_rows<FLOAT_ROWS>(count, [=](auto rows, int first) {
-        const T* const at = from + first * depth + begin * WORD;
-        float* const to = block + first * PANEL;
-        if constexpr (WORD == 1) {
-          add_terms<rows>(at, depth, columns, begin, end, to);
-        } else {
-          float floats[rows * FLOAT_TERMS];
-          for (int r = 0; r < rows; r++)
-            for (int64_t k = 0; k < (end - begin) * WORD; k++) floats[r * FLOAT_TERMS + k] = load(at[r * depth + k]);
-          add_terms<rows>(floats, FLOAT_TERMS, columns, begin, end, to);
-        }
+        float memory[rows * FLOAT_TERMS];
+        int64_t stride = depth;
+        const float* const x = as_floats(from + first * depth + begin * WORD, rows, (end - begin) * WORD, stride, memory);
+        add_terms<rows>(x, stride, columns, begin, end, block + first * PANEL);
       });
     }
   }

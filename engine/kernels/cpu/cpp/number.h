@@ -161,9 +161,21 @@ typedef uint64_t Pairs __attribute__((vector_size(FLOATS * 4)));
 
 inline Floats repeat_pair(const float* from) { return Floats(Pairs{} + load_as<uint64_t>(from)); }
 
-inline Floats repeat_pair(const bf16* from) {
-  const uint64_t first = uint32_t(from[0].bits) << 16, second = uint32_t(from[1].bits) << 16;
-  return Floats(Pairs{} + (second << 32 | first));
+// Keeps a and b in registers: else g++ reads them from memory again for each row, and loads take longer than products.
+inline void keep_in_registers(Floats& a, Floats& b) {
+#ifdef __x86_64__
+  asm("" : "+v"(a), "+v"(b));
+#endif
+}
+
+// `count` rows of `size` numbers as floats: the rows themselves, or a copy in `memory`, whose stride is then `size`.
+inline const float* as_floats(const float* rows, int, int64_t, int64_t&, float*) { return rows; }
+
+inline const float* as_floats(const bf16* rows, int count, int64_t size, int64_t& stride, float* memory) {
+  for (int r = 0; r < count; r++)
+    for (int64_t i = 0; i < size; i++) memory[r * size + i] = load(rows[r * stride + i]);
+  stride = size;
+  return memory;
 }
 
 inline float silu(float x) {

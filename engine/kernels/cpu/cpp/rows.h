@@ -6,6 +6,17 @@
 
 namespace {
 
+// Rows whose sums in float32, by two vectors, fit the registers with their operands.
+#if defined(__AVX512F__) && !defined(NO_VECTORS)
+constexpr int FLOAT_ROWS = 12;
+#elif defined(__aarch64__)
+constexpr int FLOAT_ROWS = 8;
+#elif defined(__AVX2__) && !defined(NO_VECTORS)
+constexpr int FLOAT_ROWS = 6;
+#else
+constexpr int FLOAT_ROWS = 4;
+#endif
+
 // Calls f(rows, first) for blocks of MOST, 8 or 4 rows, or of 6 and 4, which cover `count` rows rounded up to a multiple of 4;
 // `rows` is a constant. The sums of 12 rows by two vectors, and their operands, fit 32 registers, those of 6 rows 16.
 template <int MOST = 12, typename F>
