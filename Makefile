@@ -70,7 +70,7 @@ lint: $(VENV)/.installed-dev
 
 # The tests of the C++ kernels, which are compiled with gcc's sanitizers: memory errors and undefined behaviour.
 sanitize: export LD_PRELOAD = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libubsan.so)
-sanitize: export CXXFLAGS += -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
+sanitize: export BATCHLOOM_CXXFLAGS += -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 sanitize: export ASAN_OPTIONS := detect_leaks=0
 sanitize: $(VENV)/.installed-dev
 	$(RUN) -m pytest -q -n auto --ignore tests/engine/kernels/interpreted tests/engine/kernels

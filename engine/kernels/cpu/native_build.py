@@ -31,9 +31,11 @@ class NativeBuildError(RuntimeError):
     """The kernels cannot be compiled or loaded here."""
 
 
-def find_compiler() -> str | None:
-    """The C++ compiler's path: ``$CXX``, g++ by default; None where it is not there."""
-    return shutil.which(os.environ.get("CXX", "g++"))
+def find_compiler() -> list[str]:
+    """The C++ compiler's command: ``$CXX``, which may have arguments, g++ by default; empty where it is not there."""
+    name, *arguments = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    path = shutil.which(name)
+    return [path, *arguments] if path else []
 
 
 @cache
@@ -41,45 +43,66 @@ def load_library(folder: Path, source: str) -> ctypes.CDLL:
     """The functions of a source file, "native", "int8" or "quantized"; compiled unless `folder` has them already.
     Raises `NativeBuildError` if there is no compiler, it fails, or its result cannot be stored or loaded."""
     compiler = find_compiler()
-    if compiler is None:
+    if not compiler:
         raise NativeBuildError(
-            f"there is no C++ compiler ({os.environ.get('CXX', 'g++')!r} is not on the path); on Debian and Ubuntu "
+            f"there is no C++ compiler ({os.environ.get('CXX') or 'g++'!r} is not on the path); on Debian and Ubuntu "
             "`apt install g++` installs one"
         )
+    flags = _flags(source)
+    path = folder / f"{source}-{_digest(compiler, flags)}.so"
     try:
-        library = ctypes.CDLL(str(_compiled(compiler, folder, source)))
-    except OSError as error:
-        raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
+        library = _load(path)
+    except OSError:  # not there, or damaged
+        _compile([*compiler, *flags], _SOURCES / f"{source}.cpp", path)
+        try:
+            library = _load(path)
+        except OSError as error:
+            raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
     for name in filter(partial(hasattr, library), SIGNATURES):
         getattr(library, name).argtypes, getattr(library, name).restype = SIGNATURES[name], None
     return library
 
 
-def _compiled(compiler: str, folder: Path, source: str) -> Path:
-    """The shared library for this source, compiler and processor."""
-    run = partial(subprocess.run, capture_output=True, text=True, check=False)
-    version = run([compiler, "--version"]).stdout
+def _load(path: Path) -> ctypes.CDLL:
+    """The library at `path`, which is absolute: other names are searched for elsewhere, too."""
+    return ctypes.CDLL(str(path.absolute()))
+
+
+def _flags(source: str) -> list[str]:
+    """For a source file; those of ``$BATCHLOOM_CXXFLAGS`` last. ``$CXXFLAGS`` does not count: package managers set it,
+    for processors that may lack units which this one has."""
     flags = [*_FLAGS, *_FLAGS_OF_SOURCE.get(source, ()), *(_X86_FLAGS if platform.machine() == "x86_64" else ())]
-    flags += shlex.split(os.environ.get("CXXFLAGS", ""))
-    identity = hashlib.sha256("\0".join([compiler, version, *flags, _processor()]).encode())
+    return flags + shlex.split(os.environ.get("BATCHLOOM_CXXFLAGS", ""))
+
+
+def _digest(compiler: list[str], flags: list[str]) -> str:
+    """Of what a library depends on: compiler, flags, processor and sources."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    identity = hashlib.sha256("\0".join([*compiler, version, *flags, _processor()]).encode())
     for file in sorted(_SOURCES.glob("**/*.*")):
         identity.update(file.read_bytes())
-    path = folder / f"{source}-{identity.hexdigest()[:16]}.so"
-    if path.is_file():
-        return path
+    return identity.hexdigest()[:16]
+
+
+def _compile(command: list[str], source: Path, path: Path) -> None:
+    """Compiles a source file to a shared library. It is on the disk before it has its name: half of one would end each
+    process that loads it."""
     _announce("compiling the C++ kernels for this processor: a few seconds, once")
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
-            built = run([compiler, *flags, str(_SOURCES / f"{source}.cpp"), "-o", str(made)])
+            built = subprocess.run(
+                [*command, str(source), "-o", str(made)], capture_output=True, text=True, check=False
+            )
             if built.returncode != 0:
                 why = " ".join(built.stderr.split())[:500] or f"its exit status is {built.returncode}"
-                raise NativeBuildError(f"{compiler} cannot compile {source}.cpp: {why}")
+                raise NativeBuildError(f"{command[0]} cannot compile {source.name}: {why}")
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
             made.replace(path)
     except OSError as error:
-        raise NativeBuildError(f"the kernels cannot be kept in {folder}: {error}") from error
-    return path
+        raise NativeBuildError(f"the kernels cannot be kept in {path.parent}: {error}") from error
 
 
 def _processor() -> str:

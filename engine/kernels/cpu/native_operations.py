@@ -43,6 +43,7 @@ class NativeOperations(AttentionShape):
 
     def draw_tokens(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
         """See `AttentionBackend.draw_tokens`; sorts only likely tokens."""
-        logits, out = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
+        logits, settings = logits.contiguous(), settings.contiguous()
+        out = torch.empty(len(logits), dtype=torch.int64)
         self.library.draw_tokens(logits.data_ptr(), settings.data_ptr(), out.data_ptr(), *logits.shape)
         return out

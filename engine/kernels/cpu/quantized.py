@@ -141,7 +141,7 @@ class QuantizedWeight:
 
     def columns(self, index: torch.Tensor) -> torch.Tensor:
         """See `PackedWeight.columns`."""
-        out = torch.empty(len(index), self.depth, dtype=self._dtype)
+        index, out = index.contiguous(), torch.empty(len(index), self.depth, dtype=self._dtype)
         self._library.columns_quantized(self.halves.ctypes.data, index.data_ptr(), out.data_ptr(), *out.shape)
         return out
 

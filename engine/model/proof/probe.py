@@ -2,8 +2,8 @@
 
 Both compute a tiny model with the class and the settings of the checkpoint (`tiny_model.shrink`) in float32: the engine
 with chunked prefill, shared prefixes and preemption, transformers one prompt at a time. If tokens and log-probabilities
-agree, the architecture is accepted. The cache folder has a record of it, keyed by the tiny model's config and the
-versions of torch, transformers and this engine.
+agree, the architecture is accepted. The cache folder has a record of it, keyed by the tiny model's config, the
+versions of torch, transformers and this engine, and the kernels of this processor.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from engine.errors import ModelError
+from engine.kernels.cpu.native_build import NativeBuildError, load_library
 from engine.model.loading.checkpoint import cache_folder
 from engine.model.proof.diagnosis import explain
 from engine.model.proof.tiny_model import shrink
@@ -85,10 +86,16 @@ def _digest(tiny: PretrainedConfig) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """The versions of torch and transformers, and a digest of the engine's source."""
+    """The versions of torch and transformers, a digest of the engine's source, and what computes the tiny model: the
+    compiled kernels of this processor, or torch."""
+    try:
+        kernels = Path(load_library(cache_folder(), "native")._name).stem
+    except NativeBuildError:
+        kernels = "torch"
     root, source = Path(__file__).parents[2], hashlib.sha256()
     for file in sorted(path for kind in ("*.py", "*.h", "*.cpp") for path in root.rglob(kind)):
         source.update(file.read_bytes())
     return {name: importlib.metadata.version(name) for name in ("torch", "transformers")} | {
-        "engine": source.hexdigest()[:16]
+        "engine": source.hexdigest()[:16],
+        "kernels": kernels,
     }

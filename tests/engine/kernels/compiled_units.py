@@ -16,7 +16,7 @@ PLAIN = "-O1 -DNO_TILES -DNO_VECTORS"
 
 def _joined(flags: str) -> str:
     """The flags that the environment has, as those of sanitizers, and further ones."""
-    return f"{os.environ.get('CXXFLAGS', '')} {flags}".strip()
+    return f"{os.environ.get('BATCHLOOM_CXXFLAGS', '')} {flags}".strip()
 
 
 def compiled(flags: str, *sources: str) -> Path:
@@ -25,7 +25,7 @@ def compiled(flags: str, *sources: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        patch.setenv("CXXFLAGS", _joined(flags))
+        patch.setenv("BATCHLOOM_CXXFLAGS", _joined(flags))
         for source in sources:
             load_library(folder, source)
     return folder
@@ -34,5 +34,5 @@ def compiled(flags: str, *sources: str) -> Path:
 def compute_only_float32(patch: pytest.MonkeyPatch) -> None:
     """Engines that are loaded from now on compute as on a CPU that does not multiply bfloat16."""
     folder = compiled(PLAIN, "native", "quantized")
-    patch.setenv("CXXFLAGS", _joined(PLAIN))
+    patch.setenv("BATCHLOOM_CXXFLAGS", _joined(PLAIN))
     patch.setenv("BATCHLOOM_CACHE", str(folder))

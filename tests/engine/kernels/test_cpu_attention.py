@@ -418,20 +418,46 @@ def test_what_native_kernels_do_not_cover_is_refused(change: dict[str, object], 
         NativeBackend(**(shape | change), folder=tmp_path)
 
 
-def test_a_process_that_compiles_several_sources_says_so_once(tmp_path: Path) -> None:
-    """With a compiler that is fast because it compiles an empty file."""
-    compiler = tmp_path / "c++"
-    empty = (
-        f'#!/bin/sh\n[ "$1" = --version ] && exit\nfor made; do :; done\ng++ -shared -x c++ {os.devnull} -o "$made"\n'
+def empty_compiler(folder: Path) -> Path:
+    """A compiler that is fast because it compiles an empty file; it has to be called with the argument "really"."""
+    compiler = folder / "c++"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = really ] || exit 1\n[ "$2" = --version ] && exit\nfor made; do :; done\n'
+        f'g++ -shared -x c++ {os.devnull} -o "$made"\n'
     )
-    compiler.write_text(empty)
     compiler.chmod(0o700)
+    return compiler
+
+
+def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
+    """In new processes, since a loaded library is kept. Flags for other programs' builds change nothing."""
+    compiler = empty_compiler(tmp_path)
+    load = (
+        "from pathlib import Path; from engine.kernels.cpu.native_build import load_library\n"
+        f"load_library(Path({str(tmp_path)!r}), 'native')"
+    )
+
+    def run(**environment: str) -> bytes:
+        variables = os.environ | {"CXX": f"{compiler} really"} | environment
+        subprocess.run([sys.executable, "-c", load], env=variables, check=True)
+        (library,) = tmp_path.glob("*.so")
+        return library.read_bytes()
+
+    whole = run()
+    (library,) = tmp_path.glob("*.so")
+    for damaged in (b"", b"no library"):
+        library.write_bytes(damaged)
+        assert run(CXXFLAGS="-march=nocona") == whole
+
+
+def test_a_process_that_compiles_several_sources_says_so_once(tmp_path: Path) -> None:
+    compiler = empty_compiler(tmp_path)
     load = (
         "import logging; from pathlib import Path; from engine.kernels.cpu.native_build import load_library\n"
         "logging.basicConfig(level=logging.INFO)\n"
         f"for source in ('native', 'quantized', 'int8'): load_library(Path({str(tmp_path)!r}), source)"
     )
-    environment = os.environ | {"CXX": str(compiler)}
+    environment = os.environ | {"CXX": f"{compiler} really"}
     done = subprocess.run([sys.executable, "-c", load], env=environment, capture_output=True, text=True, check=True)
     assert done.stderr.count("compiling the C++ kernels for this processor") == 1
     assert len(list(tmp_path.glob("*.so"))) == 3

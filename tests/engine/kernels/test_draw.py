@@ -23,6 +23,7 @@ def test_native_draws_are_the_plain_ones(native: NativeBackend, seed: int, vocab
     expected, found = draw_tokens(logits, settings), native.draw_tokens(logits, settings)
     for row in (expected != found).nonzero().flatten().tolist():
         assert is_a_close_call(logits[row], settings[row], int(found[row])), (row, settings[row])
+    assert torch.equal(found, native.draw_tokens(logits, settings.T.contiguous().T))
     alone = [native.draw_tokens(logits[row : row + 1], settings[row : row + 1]).item() for row in range(24)]
     assert found.tolist() == alone
 

@@ -14,9 +14,9 @@ from engine.kernels.cpu import native_build
 @pytest.mark.parametrize("processor", ["x86-64", "haswell", "cascadelake"])
 def test_the_kernels_compile(processor: str, source: str) -> None:
     compiler = native_build.find_compiler()
-    assert compiler is not None
+    assert compiler
     file = native_build._SOURCES / f"{source}.cpp"
     # An instruction that the processor lacks is an error only when code is generated.
     flags = ["-O0", "-c", "-o", os.devnull, f"-march={processor}", "-fopenmp", "-std=c++17"]
-    done = subprocess.run([compiler, *flags, str(file)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*compiler, *flags, str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:2000]

@@ -53,6 +53,7 @@ def test_weights_are_those_of_the_file(kind: str, library: tuple[ctypes.CDLL, Pa
     ids = torch.tensor([[0, 69, 16], [5, 5, 48]])
     assert torch.equal(table.weights_of(ids), expected[ids])
     assert torch.equal(table.weights_of(torch.arange(70)), expected)
+    assert torch.equal(table.weights_of(torch.arange(70)[::2]), expected[::2])
     assert packed.panels.nbytes <= 80 / 70 * 1.03 * raw.nbytes
 
 

@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedCon
 
 from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
+from engine.kernels.cpu.native_build import load_library
 from engine.model import attention, stock_attention
 from engine.model.model import Model
 from engine.model.proof import probe
@@ -113,6 +114,12 @@ def test_what_is_alike_is_remembered_by_its_switches(
     prove(transformers.VaultGemmaConfig(**larger, layer_types=LAYERS, sliding_window=80), Engine)
     with pytest.raises(AssertionError, match="compared"):
         prove(vault_gemma(attn_logit_softcapping=3.0), Engine)
+    with monkeypatch.context() as without_kernels:
+        without_kernels.setenv("CXX", "no-such-compiler")
+        load_library.cache_clear()
+        with pytest.raises(AssertionError, match="compared"):
+            prove(vault_gemma(), Engine)
+    prove(vault_gemma(), Engine)
     monkeypatch.setattr(probe, "_versions", lambda: {"transformers": "6.0"})
     with pytest.raises(AssertionError, match="compared"):
         prove(vault_gemma(), Engine)
