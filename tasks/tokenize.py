@@ -18,7 +18,7 @@ from engine.model.loading.config_sizes import find_size
 from tasks.prompts.prompt import SUFFIX, Encode, PromptEncoder, RequestForm, workload_format
 from tasks.prompts.row_orders import ROW_LAYOUT, encode_by_layout
 from tasks.prompts.text_codec import TextCodec
-from tasks.prompts.text_limit import limit_prompts
+from tasks.prompts.text_limit import cut_prompts, limit_prompts
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, build_once, open_parquet, write_parquet
 from tasks.storage.plan_file import list_tokens
@@ -59,6 +59,8 @@ def write_tokens(
         num_answer_tokens = 0
         max_model_len, encode = limit_prompts(encode, workload.kind, codec, Path(checkpoint), max_model_len)
     suffixes = [codec.trust(suffix) for suffix in workload.kind.suffixes]
+    if prompt.cut:
+        encode = cut_prompts(encode, prompt.cut, suffixes, max_model_len - num_answer_tokens)
     with open_parquet(requests) as file:
         batches = tokenize_requests(file, columns, encode, max_model_len, num_answer_tokens, suffixes)
         return write_parquet(target, TOKENS_SCHEMA, batches)

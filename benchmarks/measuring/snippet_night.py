@@ -24,13 +24,14 @@ from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.kernels import cdiv
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
+from tasks.partitions.failing import read_spread_rows
 from tasks.plan_prefix import write_plan
 from tasks.prompts.prompt import build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import read
 from tasks.runs.source import Source
 from tasks.storage.artifact import describe_parquet
-from tasks.storage.plan_file import read_partition, read_plan_summary, read_spread_rows
+from tasks.storage.plan_file import read_partition, read_plan_summary
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import load_workload
 

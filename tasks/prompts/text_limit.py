@@ -1,5 +1,9 @@
-"""The limit of prompts for embeddings and class scores: longer prompts are cut, or become errors."""
+"""Prompts that are too long: what is cut off them."""
 
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +12,48 @@ import numpy.typing as npt
 from engine.encoding.families import find_longest_text, is_encoder
 from engine.pooling.sentence_files import read_sentence_files
 from tasks.answers.kind import AnswerKind, PooledKind
-from tasks.prompts.prompt import Encode, Tokens
+from tasks.prompts.prompt import SUFFIX, Encode, Tokens
 from tasks.prompts.prompt_pieces import special_tokens
 from tasks.prompts.text_codec import TextCodec
+
+LOGGER = logging.getLogger("batchloom")
+
+
+def cut_prompts(encode: Encode, column: str, suffixes: Sequence[str], limit: int) -> Encode:
+    """`encode`, but a row whose prompt would have more than `limit` tokens loses so much of the end of a column's text
+    that it fits; all requests of a row keep the same text. A prompt that fits only without that text stays as it is.
+
+    Args:
+        suffixes: of the requests that each row makes; see `AnswerKind.suffixes`.
+    """
+    most_suffix_tokens = max(len(suffix.encode()) for suffix in suffixes)
+    announce = cache(LOGGER.info)  # once a table
+
+    @lru_cache(maxsize=1)  # the requests of a row follow each other
+    def find_text(row: frozenset[tuple[str, str]]) -> str:
+        values = dict(row)
+        text = values[column]
+
+        def is_too_long(num_characters: int) -> bool:
+            values[column] = text[:num_characters]
+            return max(map(len, encode([values | {SUFFIX: suffix} for suffix in suffixes]))) > limit
+
+        if not is_too_long(len(text)):
+            return text
+        kept = text[: max(bisect_left(range(len(text)), True, key=is_too_long) - 1, 0)]
+        if not kept.strip():
+            return text
+        announce("prompts of more than %d tokens lose the end of {%s}", limit, column)
+        return kept
+
+    def encode_cut(rows: Sequence[Mapping[str, str]]) -> Iterator[Tokens]:
+        for row, prompt in zip(rows, list(encode(rows)), strict=True):
+            if len(prompt) > limit - most_suffix_tokens:
+                text = find_text(frozenset((name, value) for name, value in row.items() if name != SUFFIX))
+                (prompt,) = encode([{**row, column: text}])
+            yield prompt
+
+    return encode_cut
 
 
 def limit_prompts(

@@ -62,6 +62,7 @@ class Prompt:
         system: system message; empty for none, unused if chat is false.
         chat: put the prompt into the model's chat template; else it is plain text.
         may_be_empty: fields whose NULL or blank value is an empty string instead of an error.
+        cut: field whose text loses its end where the prompt is too long; empty: the row is an error.
         layout: "auto" lets nights choose the order of the template's labelled parts; see `tasks.layouts`.
     """
 
@@ -69,6 +70,7 @@ class Prompt:
     system: str = ""
     chat: StrictBool = True
     may_be_empty: Texts = ()
+    cut: str = ""
     layout: Literal["written", "auto"] = "written"
 
     @property
@@ -104,6 +106,7 @@ class Prompt:
         refuse_if(not self.fields, "template must hold at least one {field}, else all prompts are the same")
         for field in self.may_be_empty:
             refuse_if(field not in self.fields, f"may_be_empty names {field!r}, which the template does not use")
+        refuse_if(self.cut and self.cut not in self.fields, f"cut names {self.cut!r}, which the template does not use")
         return self
 
 
@@ -154,8 +157,8 @@ class Workload:
         return self._hash([]) if self.kind.question_digests else self.digest
 
     def _hash(self, parts: list[Any]) -> str:
-        prompt = {name: value for name, value in asdict(self.prompt).items() if name != "layout"}
-        parts = [self.kind.mode, prompt, *parts]
+        prompt = {name: value for name, value in asdict(self.prompt).items() if name not in ("layout", "cut")}
+        parts = [self.kind.mode, prompt | ({"cut": self.prompt.cut} if self.prompt.cut else {}), *parts]
         if self.adapter is not None:
             parts.append(self.adapter.digest)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -262,6 +265,7 @@ def _read_workload(values: Mapping[str, Any], source: str, folder: Path) -> Work
     found.check(workload.key)
     prompt = workload.prompt
     if found.is_pooled:
+        refuse_if(prompt.cut, "prompt.cut is for answers of a language model; here too_long says what is cut")
         prompt = replace(prompt, template=found.join(prompt.template))
     workload = replace(workload, kind=found, prompt=prompt.with_instructions(found.instructions))
     used = {"key": workload.key, "prompt.template": workload.prompt.fields, "priority": (workload.priority,)}

@@ -110,3 +110,57 @@ def test_a_model_without_a_length_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
     with pytest.raises(ModelError, match=r"config\.json: max_position_embeddings must be a positive"):
         read_max_model_len(tmp_path, "auto")
+
+
+WORKLOAD = """
+name = "topics"
+mode = "decide"
+requests_sql = "requests.sql"
+key = ["id"]
+
+[prompt]
+template = "Text: {body} Title: {title}"
+chat = false
+cut = "body"
+
+[questions]
+short = { type = "BOOLEAN", ask = "Good?" }
+long = { type = "BOOLEAN", ask = "Is the watchman's walk through the night a long one?" }
+
+[output]
+table = "topics"
+"""
+
+
+def test_a_text_that_is_too_long_loses_its_end(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of each row as much as fits with the longest question: its questions share the same text. Where nothing of the
+    text would be left, and where it is not the text that is too long, the row is an error."""
+    (tmp_path / "requests.sql").write_text("select 1 as id, '' as body, '' as title")
+    (tmp_path / "topics.toml").write_text(WORKLOAD)
+    workload, codec, limit = load_workload(tmp_path / "topics.toml"), TextCodec.load(tiny_llama), 99
+    bodies = ["short", "The night watchman walks, " * 40, "Åé漢😀 " * 99, "w" * 400, "fine"]
+    table = requests_table(bodies).append_column("open_questions", pa.array([[0, 1]] * len(bodies)))
+    titles = pa.array([*"tttt", "a long title " * 40], pa.large_string())
+    table = table.set_column(table.column_names.index("title"), "title", titles)
+    requests = write_parquet(tmp_path / "requests.parquet", table.schema, table.to_batches())
+    with caplog.at_level("INFO", logger="batchloom"):
+        write_tokens(requests, tmp_path / "tokens.parquet", workload, tiny_llama, limit + 1)  # one for the answer
+    assert caplog.messages == ["prompts of more than 99 tokens lose the end of {body}"]
+    rows = pq.read_table(tmp_path / "tokens.parquet").to_pylist()
+
+    def encode(row: int, size: int) -> list[list[int]]:
+        text = f"Text: {bodies[row][:size]} Title: {titles[row]}"
+        return codec.encode([text + suffix for suffix in workload.kind.suffixes], add_special_tokens=True)
+
+    for row in range(4):
+        found = [each["token_ids"] for each in rows[2 * row : 2 * row + 2]]
+        (kept,) = (size for size in range(len(bodies[row]) + 1) if encode(row, size) == found)
+        assert max(map(len, found)) <= limit
+        assert bool(row) == (kept < len(bodies[row]))
+        assert kept == len(bodies[row]) or max(map(len, encode(row, kept + 1))) > limit
+    assert [each["error"] is None for each in rows] == [True] * 8 + [False] * 2
+    assert "the limit is 99" in rows[-1]["error"]
+    (tmp_path / "topics.toml").write_text(WORKLOAD.replace('cut = "body"\n', ""))
+    assert load_workload(tmp_path / "topics.toml").digest != workload.digest

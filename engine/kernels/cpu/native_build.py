@@ -51,21 +51,16 @@ def load_library(folder: Path, source: str) -> ctypes.CDLL:
     flags = _flags(source)
     path = folder / f"{source}-{_digest(compiler, flags)}.so"
     try:
-        library = _load(path)
+        library = ctypes.CDLL(str(path))
     except OSError:  # not there, or damaged
         _compile([*compiler, *flags], _SOURCES / f"{source}.cpp", path)
         try:
-            library = _load(path)
+            library = ctypes.CDLL(str(path))
         except OSError as error:
             raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
     for name in filter(partial(hasattr, library), SIGNATURES):
         getattr(library, name).argtypes, getattr(library, name).restype = SIGNATURES[name], None
     return library
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    """The library at `path`, which is absolute: other names are searched for elsewhere, too."""
-    return ctypes.CDLL(str(path.absolute()))
 
 
 def _flags(source: str) -> list[str]:

@@ -160,6 +160,7 @@ GENERATE_FAULTS = [
         'may_be_empty = ["titel"]',
         "may_be_empty names 'titel', which the template does not use",
     ),
+    ("chat = false", 'cut = "titel"', "cut names 'titel', which the template does not use"),
     ("chat = false", 'chat = "no"', "[prompt]: chat must be true or false, got 'no'"),
     ("chat = false", "chta = false", "[prompt]: 'chta' is not a known key here"),
     ("max_new_tokens = 5", "max_new_tokens = 0", "max_new_tokens must be at least 1, got 0"),
