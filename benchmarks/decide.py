@@ -29,12 +29,12 @@ from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_ans
 from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.engine import Engine
+from tasks.explain import read_all_rows
 from tasks.plan_prefix import write_plan
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import requests_schema
 from tasks.storage.artifact import write_parquet
-from tasks.storage.plan_file import read_all_rows
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import Workload, load_workload
 

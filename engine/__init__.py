@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.grammar import Grammar as Grammar
     from engine.grammar import Vocabulary as Vocabulary
     from engine.keeping.keeping_engine import KeepingEngine as KeepingEngine
+    from engine.penalties import Penalties as Penalties
     from engine.planning.group import PrefixGroup as PrefixGroup
     from engine.planning.prefix_groups import plan_prefix_groups as plan_prefix_groups
     from engine.request import Request as Request
@@ -29,6 +30,7 @@ _MODULES = {
     "EngineConfig": "engine.config",
     "Grammar": "engine.grammar",
     "KeepingEngine": "engine.keeping.keeping_engine",
+    "Penalties": "engine.penalties",
     "PrefixGroup": "engine.planning.group",
     "Request": "engine.request",
     "StepRecord": "engine.execution.step_record",

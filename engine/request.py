@@ -13,6 +13,7 @@ from engine.errors import RequestError, UnknownParameterError
 
 if TYPE_CHECKING:
     from engine.grammar import Grammar
+    from engine.penalties import Penalties
     from engine.thinking import Thinking
 
 Mode = Literal["generate", "score", "embed", "classify"]
@@ -41,6 +42,7 @@ class Request:
         seed: of this request's own random stream. A sampled answer depends only on it and on the prompt.
         stop: strings that end the answer; they need the caller's decoder (`Engine.generate(..., decode=...)`).
         grammar: generate only; the form of the answer and its end, so stop strings are not allowed with it.
+        penalties: generate only; lower the logits of tokens that prompt or answer have already.
         thinking: generate only; limits the thoughts before the answer, to which grammar and stop strings do not apply.
         ignore_eos: go on after an end-of-sequence token (benchmarks with fixed lengths).
         labels: score only; each label is a sequence of one or more token ids.
@@ -64,6 +66,7 @@ class Request:
     seed: int = 0
     stop: tuple[str, ...] = ()
     grammar: "Grammar | None" = None
+    penalties: "Penalties | None" = None
     thinking: "Thinking | None" = None
     ignore_eos: bool = False
     labels: tuple[tuple[int, ...], ...] = ()
@@ -120,7 +123,7 @@ class Request:
         for name in ("ignore_eos", "normalize"):
             if not isinstance(getattr(self, name), bool | np.bool):
                 refuse(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name, attribute in (("grammar", "opening"), ("thinking", "max_tokens")):
+        for name, attribute in (("grammar", "opening"), ("penalties", "presence"), ("thinking", "max_tokens")):
             if (given := getattr(self, name)) is not None and not hasattr(given, attribute):
                 refuse(f"{name} must be a {name.title()}, got {given!r}")
         if self.mode not in get_args(Mode):
@@ -133,6 +136,8 @@ class Request:
             refuse(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if self.grammar is not None and (self.mode != "generate" or self.stop or self.ignore_eos):
             refuse("a grammar belongs to mode 'generate', without stop strings and ignore_eos: it says how answers end")
+        if self.penalties is not None and self.mode != "generate":
+            refuse("penalties belong to mode 'generate'")
         if self.thinking is not None and (self.mode != "generate" or self.max_new_tokens <= self.thinking.max_tokens):
             refuse(f"thinking belongs to mode 'generate', with max_new_tokens above its {self.thinking.max_tokens}")
         if self.mode == "score" and (len(set(self.labels)) < max(2, len(self.labels)) or not all(self.labels)):
@@ -171,4 +176,5 @@ class Request:
         if self.mode == "score":
             return (self.mode, self.labels)
         draws = (self.temperature, self.top_k, self.top_p, self.seed) if self.temperature > 0 else ()
-        return (self.mode, self.max_new_tokens, self.stop, self.ignore_eos, self.grammar, self.thinking, draws)
+        forms = (self.grammar, self.penalties, self.thinking)
+        return (self.mode, self.max_new_tokens, self.stop, self.ignore_eos, *forms, draws)

@@ -21,8 +21,8 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.read import AnswerLength, ReadResult, read_answer_length
 from tasks.runs.run import Run
 from tasks.runs.source import Source
-from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary, read_all_rows, read_plan_summary
+from tasks.storage.artifact import ArtifactRef, open_parquet
+from tasks.storage.plan_file import PlanSummary, plan_of_rows, read_plan_summary
 from tasks.workers.engine_team import EngineTeam
 from tasks.workloads.workload import Workload
 
@@ -171,3 +171,9 @@ def _simulate(
         run=run,
         what_ifs=try_settings(simulate, config, kv_bytes, hardware.free_bytes, run, found.partition_seconds),
     )
+
+
+def read_all_rows(plan: ArtifactRef) -> Plan:
+    """The whole plan in memory; `ArtifactError` where the file is not what its reference says."""
+    with open_parquet(plan) as file:
+        return plan_of_rows(file.read())

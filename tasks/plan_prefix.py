@@ -21,7 +21,6 @@ from engine.planning.plan_partitions import (
     dispatch_order,
     group_costs,
     place_groups,
-    rank_cheapest_first,
     split_groups,
 )
 from engine.planning.planner import RANGE_TOKENS, PlanMethod, plan_ranges
@@ -69,7 +68,11 @@ def write_plan(
         split = _split_ranges(ranges, numbers, sharings, partition_tokens, num_answer_tokens)
         planned = files.enter_context(spool(split, PLAN_SCHEMA, folder))
         costs, priorities, num_rows, common_lens = np.concatenate(numbers, axis=1)
-        ranks = rank_cheapest_first(costs, priorities, num_rows) if is_cheapest_first else priorities
+        ranks = priorities
+        if is_cheapest_first:
+            from engine.planning.cheapest_first import rank_cheapest_first  # imported only when needed
+
+            ranks = rank_cheapest_first(costs, priorities, num_rows)
         partitions = place_groups(costs - whole_blocks(common_lens, block_size), ranks, partition_tokens)
         in_turn = np.argsort(partitions, kind="stable")
         common_lens[in_turn] = common_lens_of(common_lens, in_turn)

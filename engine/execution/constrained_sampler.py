@@ -50,7 +50,7 @@ class ConstrainedSampler(TokenSampler):
         self._prepared = step, masks
 
     def needs_tokens(self, step: Step) -> bool:
-        return any(self._needs_mask(sequence) for sequence, _ in step.sampled)
+        return super().needs_tokens(step) or any(self._needs_mask(sequence) for sequence, _ in step.sampled)
 
     def count_allowed(self, sequence: Sequence, token_ids: npt.NDArray[np.int32]) -> int:
         """See `TokenSampler.count_allowed`; tokens that end the thoughts or the answer are not allowed."""

@@ -1,8 +1,8 @@
-"""Sampling of rows whose next token is drawn from their request's own random stream."""
+"""Sampling of rows whose next token is drawn from their request's own random stream, or has penalties."""
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +18,24 @@ from engine.scheduling.step import Step
 _CHUNK = 64
 """Numbers of a seed that are made at once."""
 
+Places = npt.NDArray[np.int64]
+Amounts = npt.NDArray[np.float32]
+
 
 class DrawnRow(NamedTuple):
-    """A row whose token is drawn: its index, its request, and the number of tokens that the answer has so far."""
+    """A row whose token is drawn, or penalised: its index, its request, and the tokens of the answer so far."""
 
     row: int
     request: Request
-    position: int
+    answer: npt.NDArray[np.int32]
 
 
 def drawn_rows(step: Step) -> list[DrawnRow]:
-    """Of the step's sampled rows, those of requests with a temperature above 0."""
+    """Of the step's sampled rows, those of requests with a temperature above 0 or penalties."""
     return [
-        DrawnRow(row, sequence.request, place - sequence.num_suffix)
+        DrawnRow(row, sequence.request, sequence.own_token_ids[sequence.num_suffix : place])
         for row, (sequence, place) in enumerate(step.sampled)
-        if sequence.request.temperature
+        if sequence.request.temperature or sequence.request.penalties is not None
     ]
 
 
@@ -40,7 +43,8 @@ def drawn_rows(step: Step) -> list[DrawnRow]:
 def sample(
     hidden: torch.Tensor, model: Model, drawn: Sequence[DrawnRow], allowed: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """One token for each row, int64 ``[R]``: a draw for the rows in `drawn`, the most likely token for the others.
+    """One token for each row, int64 ``[R]``: a draw for the rows in `drawn`, the most likely token for the others, and
+    where a drawn row's temperature is 0.
 
     A draw depends only on the row's logits, the request's seed and the position in its answer: not on other rows, and
     not on preemptions.
@@ -56,13 +60,46 @@ def sample(
     chosen = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
     chosen.index_copy_(0, greedy, model.most_likely(hidden.index_select(0, greedy), masks))
     for first in range(0, len(drawn), ROWS_AT_ONCE):
-        _, requests, positions = zip(*drawn[first : first + ROWS_AT_ONCE], strict=True)
+        _, requests, answers = zip(*drawn[first : first + ROWS_AT_ONCE], strict=True)
         index = to_device(rows[first : first + ROWS_AT_ONCE], hidden.device)
         masks = None if allowed is None else allowed.index_select(0, index)
-        draws = to_device(list_draws(requests, positions, model.vocab_size), hidden.device)
+        draws = to_device(list_draws(requests, list(map(len, answers)), model.vocab_size), hidden.device)
         logits = model.logits(hidden.index_select(0, index))
+        if any(request.penalties is not None for request in requests):
+            penalise(logits, requests, answers)
         chosen.index_copy_(0, index, model.draw_tokens(logits if masks is None else mask_logits(logits, masks), draws))
     return chosen
+
+
+def penalise(logits: torch.Tensor, requests: Sequence[Request], answers: Sequence[npt.NDArray[np.int32]]) -> None:
+    """Lowers the logits of rows whose request has penalties, in place.
+
+    Args:
+        logits: float32 ``[R, vocab_size]``, contiguous.
+        requests, answers: of each row, its request, and the tokens of its answer so far, int32 ``[n]``.
+    """
+    repeated, factors, answered, amounts = list[Places](), list[Amounts](), list[Places](), list[Amounts]()
+    for row, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+        if (penalties := request.penalties) is not None:
+            tokens, counts = np.unique(answer, return_counts=True)
+            repeated.append(row * logits.shape[-1] + np.union1d(_prompt_tokens(request), tokens))
+            factors.append(np.full(len(repeated[-1]), penalties.repetition, np.float32))
+            answered.append(row * logits.shape[-1] + tokens.astype(np.int64))
+            amounts.append((penalties.presence + penalties.frequency * counts).astype(np.float32))
+    values, places, own_places = logits.view(-1), _to_device(repeated, logits), _to_device(answered, logits)
+    found, factor = values[places], _to_device(factors, logits)
+    values[places] = torch.where(found < 0, found * factor, found / factor)
+    values[own_places] -= _to_device(amounts, logits)
+
+
+def _to_device(arrays: Sequence[npt.NDArray[Any]], logits: torch.Tensor) -> torch.Tensor:
+    return to_device(np.concatenate(arrays), logits.device)
+
+
+@lru_cache(maxsize=4096)
+def _prompt_tokens(request: Request) -> Places:
+    """The distinct tokens of its prompt, in ascending order."""
+    return np.unique(request.token_ids).astype(np.int64)
 
 
 def list_draws(requests: Sequence[Request], positions: Sequence[int], vocab_size: int) -> npt.NDArray[np.float64]:
@@ -72,8 +109,8 @@ def list_draws(requests: Sequence[Request], positions: Sequence[int], vocab_size
     Args:
         requests, positions: of each row, its request and the number of tokens that the answer has so far.
     """
-    temperature, top_p, seeds = zip(*((each.temperature, each.top_p, each.seed) for each in requests), strict=True)
-    top_k = [min(request.top_k or vocab_size, vocab_size) for request in requests]
+    temperature, top_p, seeds = zip(*((each.temperature or 1, each.top_p, each.seed) for each in requests), strict=True)
+    top_k = [min(request.top_k or vocab_size, vocab_size) if request.temperature else 1 for request in requests]
     return np.stack([temperature, top_k, top_p, uniform_numbers(seeds, positions)], axis=1)
 
 

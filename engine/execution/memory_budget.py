@@ -156,7 +156,7 @@ def _run_full_step(model: Model, backend: AttentionBackend, config: EngineConfig
     hidden = model.forward(batch, cache, backend)
     del scratch
     request = Request(request_id="profile", token_ids=np.zeros(1, dtype=np.int32), temperature=1.0)
-    drawn = [DrawnRow(row, request, 0) for row in range(len(hidden))]
+    drawn = [DrawnRow(row, request, np.empty(0, np.int32)) for row in range(len(hidden))]
     masks = torch.full((len(hidden), cdiv(model.vocab_size, 32)), -1, dtype=torch.int32, device=model.device)
     sample(hidden, model, drawn, masks)  # as for grammars; without masks drawing needs less
     model.logits(hidden).log_softmax(dim=-1)  # as label scoring does; greedy sampling needs less

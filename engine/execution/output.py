@@ -69,8 +69,8 @@ class TokenSampler:
             rows = np.delete(np.arange(step.num_output_rows), scored)
             sampled = hidden.index_select(0, to_device(rows, hidden.device))
         masks = self._masks(step)
-        if any(sequence.request.temperature for sequence, _ in step.sampled):
-            token_ids = sample(sampled, self._model, drawn_rows(step), masks)
+        if drawn := drawn_rows(step):
+            token_ids = sample(sampled, self._model, drawn, masks)
         else:
             token_ids = self._model.most_likely(sampled, masks)
         copies = HostCopies([token_ids, hidden.sum(), *(result for result, _ in results)])
@@ -81,7 +81,7 @@ class TokenSampler:
 
     def needs_tokens(self, step: Step) -> bool:
         """Whether the step can be sampled only after the step before it is committed."""
-        return False
+        return any(sequence.request.penalties is not None for sequence, _ in step.sampled)
 
     def count_allowed(self, sequence: Sequence, token_ids: npt.NDArray[np.int32]) -> int:
         """How many of the guessed next tokens, int32 ``[n]``, from the first on, a constrained answer allows."""

@@ -10,11 +10,15 @@ from pydantic import AfterValidator, StrictFloat, StrictInt
 from pydantic.dataclasses import dataclass
 
 from engine.completion import Completion
+from engine.penalties import Penalties
 from engine.request import Request
 from tasks.answers.grammar_source import GrammarSource, SchemaText, check_pattern, constrained_answer
 from tasks.answers.kind import EncodeLabels, PlainAnswer
 from tasks.answers.reserved_names import RESERVED_COLUMNS
 from tasks.answers.toml_value import CONFIG, Name, Output, Texts, must, refuse_if
+
+_LATER = {"pattern": "", "schema": "", "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Settings that came later, and their defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
@@ -27,6 +31,9 @@ class Decoding:
     top_k: StrictInt = 0
     top_p: StrictFloat = 1.0
     seed: StrictInt = 0
+    repetition_penalty: StrictFloat = 1.0
+    presence_penalty: StrictFloat = 0.0
+    frequency_penalty: StrictFloat = 0.0
     stop: Texts = ()
     pattern: Annotated[str, AfterValidator(check_pattern)] = ""
     schema: SchemaText = ""
@@ -41,12 +48,16 @@ class Decoding:
     @property
     def settings(self) -> dict[str, Any]:
         """Parameters of `engine.Request`."""
-        return {name: value for name, value in asdict(self).items() if name not in ("pattern", "schema")}
+        settings = {name: value for name, value in asdict(self).items() if name not in ("pattern", "schema")}
+        penalties = {name: settings.pop(f"{name}_penalty") for name in ("repetition", "presence", "frequency")}
+        if any(value != _LATER[f"{name}_penalty"] for name, value in penalties.items()):
+            settings["penalties"] = Penalties(**penalties)
+        return settings
 
     @property
     def digest_parts(self) -> dict[str, Any]:
-        """The settings that decide an answer. Without a grammar they are those of versions before grammars."""
-        return {name: value for name, value in asdict(self).items() if value or name not in ("pattern", "schema")}
+        """The settings that decide an answer. Those which earlier versions did not have count if they are set."""
+        return {name: value for name, value in asdict(self).items() if value != _LATER.get(name)}
 
     @property
     def has_grammar(self) -> bool:

@@ -155,9 +155,3 @@ def _verify(ref: ArtifactRef, size: int, mtime_ns: int) -> tuple[pq.FileMetaData
         column = file.schema_arrow.get_field_index("partition")
     groups = [metadata.row_group(index).column(column) for index in range(metadata.num_row_groups)]
     return metadata, np.array([group.statistics.min for group in groups], dtype=np.int64)
-
-
-def read_all_rows(plan: ArtifactRef) -> Plan:
-    """The whole plan in memory; `ArtifactError` where the file is not what its reference says."""
-    with open_parquet(plan) as file:
-        return plan_of_rows(file.read())

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from engine import Completion, Engine, EngineConfig, Request, StepRecord, plan_prefix_groups
+from engine import Completion, Engine, EngineConfig, Penalties, Request, StepRecord, plan_prefix_groups
 from engine.config import Batching, Lookup, Order, Packing, Preemption, Sharing
 from tests.engine.answers import assert_alike
 
@@ -72,7 +72,8 @@ def spell(token_ids: Sequence[int]) -> str:
 
 @pytest.fixture(scope="module")
 def workload(tiny_llama: Path) -> list[Request]:
-    """Documents below an instruction, prompts alone, duplicates; answers of many lengths, drawn ones, stops, labels."""
+    """Documents below an instruction, prompts alone, duplicates; answers of many lengths, drawn ones, penalties, stops,
+    labels."""
     rng = random.Random(5)
     instruction = [rng.randrange(3, 500) for _ in range(21)]
     documents = [instruction + [rng.randrange(3, 500) for _ in range(length)] for length in (17, 40, 70)]
@@ -86,7 +87,8 @@ def workload(tiny_llama: Path) -> list[Request]:
             answer: dict[str, Any] = {"mode": "score", "labels": LABEL_SETS[index % 2]}
         else:
             drawn = {"temperature": 0.8, "seed": index} if index % 5 == 0 else {}
-            answer = {"max_new_tokens": 4 + index * 7 % 37, "ignore_eos": True, **drawn}
+            penalised = {"penalties": Penalties(repetition=1.4, presence=0.5, frequency=0.2)} if index % 6 == 2 else {}
+            answer = {"max_new_tokens": 4 + index * 7 % 37, "ignore_eos": True, **drawn, **penalised}
         requests.append(Request(request_id=str(index), token_ids=prompt, **hints, **answer))
     for index in (1, 8):
         text = spell(Engine.load(tiny_llama, AMPLE).generate([requests[index]])[0].token_ids)

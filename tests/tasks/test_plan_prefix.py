@@ -11,11 +11,12 @@ import pytest
 from engine.errors import ArtifactError
 from engine.planning.prefix_groups import plan_prefix_groups
 from tasks import plan_prefix
+from tasks.explain import read_all_rows
 from tasks.partitions.failing import read_spread_rows
 from tasks.plan_prefix import write_plan
 from tasks.storage import prompt_order
 from tasks.storage.artifact import ArtifactRef, write_parquet
-from tasks.storage.plan_file import read_all_rows, read_partition, read_plan_summary
+from tasks.storage.plan_file import read_partition, read_plan_summary
 from tasks.storage.schemas import TOKENS_SCHEMA
 
 

@@ -48,7 +48,9 @@ def load_library(folder: Path, source: str) -> ctypes.CDLL:
             f"there is no C++ compiler ({os.environ.get('CXX') or 'g++'!r} is not on the path); on Debian and Ubuntu "
             "`apt install g++` installs one"
         )
-    flags = _flags(source)
+    flags = [*_FLAGS, *_FLAGS_OF_SOURCE.get(source, ()), *(_X86_FLAGS if platform.machine() == "x86_64" else ())]
+    # Not $CXXFLAGS: package managers set it, for processors that may lack units which this one has.
+    flags += shlex.split(os.environ.get("BATCHLOOM_CXXFLAGS", ""))
     path = folder / f"{source}-{_digest(compiler, flags)}.so"
     try:
         library = ctypes.CDLL(str(path))
@@ -61,13 +63,6 @@ def load_library(folder: Path, source: str) -> ctypes.CDLL:
     for name in filter(partial(hasattr, library), SIGNATURES):
         getattr(library, name).argtypes, getattr(library, name).restype = SIGNATURES[name], None
     return library
-
-
-def _flags(source: str) -> list[str]:
-    """For a source file; those of ``$BATCHLOOM_CXXFLAGS`` last. ``$CXXFLAGS`` does not count: package managers set it,
-    for processors that may lack units which this one has."""
-    flags = [*_FLAGS, *_FLAGS_OF_SOURCE.get(source, ()), *(_X86_FLAGS if platform.machine() == "x86_64" else ())]
-    return flags + shlex.split(os.environ.get("BATCHLOOM_CXXFLAGS", ""))
 
 
 def _digest(compiler: list[str], flags: list[str]) -> str:

@@ -31,10 +31,15 @@ def request(**parameters: float) -> Request:
     return Request(request_id="a", token_ids=[1], **parameters)
 
 
+def answer_of(length: int) -> np.ndarray:
+    """An answer so far, whose tokens do not matter."""
+    return np.zeros(length, np.int32)
+
+
 def draws(logits: torch.Tensor, count: int, **parameters: float) -> torch.Tensor:
     """How often each token was drawn, over `count` seeds."""
     requests = [request(seed=seed, **parameters) for seed in range(count)]
-    drawn = [DrawnRow(row, each, 0) for row, each in enumerate(requests)]
+    drawn = [DrawnRow(row, each, answer_of(0)) for row, each in enumerate(requests)]
     tokens = sample(logits.expand(count, -1), Identity(logits.shape[-1]), drawn)
     return torch.bincount(tokens, minlength=logits.shape[-1]) / count
 
@@ -66,7 +71,7 @@ def test_top_k_and_top_p_cut_the_tail() -> None:
 def test_a_draw_does_not_depend_on_the_other_rows() -> None:
     logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(2))
     requests = [request(seed=i, temperature=i % 4 * 0.7, top_k=i % 5, top_p=1 - (i % 4) / 5) for i in range(300)]
-    drawn = [DrawnRow(i, each, i % 9) for i, each in enumerate(requests) if each.temperature]
+    drawn = [DrawnRow(i, each, answer_of(i % 9)) for i, each in enumerate(requests) if each.temperature]
     together = sample(logits, Identity(), drawn)
     alone = largest_logits(logits, torch.nn.Identity(), None)
     for each in drawn:
@@ -77,7 +82,7 @@ def test_a_draw_does_not_depend_on_the_other_rows() -> None:
 
 def test_positions_draw_from_one_stream_each_its_own_number() -> None:
     logits = torch.zeros(64, 1000)
-    drawn = [DrawnRow(row, request(seed=5, temperature=1.0), row) for row in range(64)]
+    drawn = [DrawnRow(row, request(seed=5, temperature=1.0), answer_of(row)) for row in range(64)]
     tokens = sample(logits, Identity(1000), drawn)
     assert len(set(tokens.tolist())) > 55
 

@@ -14,6 +14,7 @@ from engine.errors import ArtifactError, DatabaseError, WorkloadError
 from engine.request import Request
 from tasks.answers import decide
 from tasks.answers.decide import Question
+from tasks.explain import read_all_rows
 from tasks.partitions import attempt
 from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
@@ -22,7 +23,7 @@ from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
-from tasks.storage.plan_file import read_all_rows, read_plan_summary
+from tasks.storage.plan_file import read_plan_summary
 from tasks.tokenize import write_tokens
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write_run

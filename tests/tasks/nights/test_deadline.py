@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.planning.plan_partitions import dispatch_order, place_groups, rank_cheapest_first
+from engine.planning.cheapest_first import rank_cheapest_first
+from engine.planning.plan_partitions import dispatch_order, place_groups
 from tasks.forecast.prediction import find_fitting
 from tasks.nights.deadline import find_deadline, parse_budget, parse_until
 from tasks.runs.infer_job import StopRequest

@@ -120,6 +120,9 @@ def test_the_digest_is_of_what_decides_an_answer(folder: Path) -> None:
         replace(workload, prompt=replace(workload.prompt, chat=True)),
         replace(workload, kind=replace(kind, decoding=replace(kind.decoding, stop=()))),
         replace(workload, kind=replace(kind, decoding=replace(kind.decoding, seed=1))),
+        replace(workload, kind=replace(kind, decoding=replace(kind.decoding, repetition_penalty=1.1))),
+        replace(workload, kind=replace(kind, decoding=replace(kind.decoding, presence_penalty=1.1))),
+        replace(workload, prompt=replace(workload.prompt, cut="body")),
         replace(workload, kind=LabelScore(labels=("a", "b"), output=ScoreOutput(table="titles"))),
         replace(workload, kind=LabelScore(labels=("b", "a"), output=ScoreOutput(table="titles"))),
     ]
@@ -170,6 +173,8 @@ GENERATE_FAULTS = [
     ("temperature = 1", "temperature = -1", "temperature must be a number from 0 on"),
     ("temperature = 1", "temperature = nan", "temperature must be a number from 0 on"),
     ("top_p = 0.5", "top_p = 0", "top_p must be above 0"),
+    ("top_p = 0.5", "repetition_penalty = 0", "repetition_penalty must be above 0, got 0.0"),
+    ("top_p = 0.5", "frequency_penalty = nan", "frequency_penalty must be a finite number, got nan"),
     ('stop = ["x"]', 'stop = ["x", 1]', "stop must be a list of non-empty strings"),
     ('table = "titles"', "", "[output]: table is missing"),
     ('table = "titles"', 'table = "Documents"', "table may not be 'Documents'"),
