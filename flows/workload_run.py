@@ -150,6 +150,10 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
         found = read_rows(source, workload, run)
         if found.num_selected:
             tokens = tokenize_rows(source, workload, run, found.requests)
+            if night.failures.max_invalid_rate < 1:
+                from tasks.runs.failure_rate import check_input  # imported only when needed
+
+                check_input(night.failures, workload, tokens, found.num_selected + found.num_already_done)
             plan = plan_rows(source, workload, run, tokens)
             num_left = infer_rows(night, workload, run, plan)
     except BaseException as error:

@@ -19,6 +19,7 @@ from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import read
+from tasks.runs.failure_rate import count_invalid
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
@@ -257,6 +258,8 @@ def test_a_question_that_alone_is_too_long_is_an_error_of_its_row(nights: Nights
     )
     assert error.startswith("why: the prompt has # tokens, the limit is #")
     assert (finish_reason, urgent, why) == ("invalid", False, True), "the other answers stay"
+    tokens = nights.begin(nights.load(talkative), full=True, max_model_len=128)[0].artifacts["tokens"]
+    assert count_invalid(nights.load(talkative), tokens).total() == NUM_ROWS < tokens.num_rows, "rows, not questions"
     assert nights.run(nights.load(talkative), max_model_len=128).num_rows == 0
 
 
