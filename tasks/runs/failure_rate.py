@@ -25,7 +25,7 @@ def check_input(policy: FailurePolicy, workload: Workload, tokens: ArtifactRef, 
     if limit < 1 and num_rows >= policy.error_rate_rows:
         reasons = count_invalid(workload, tokens)
         if reasons.total() > limit * num_rows:
-            raise FailureRateError(describe_rate("are invalid", "max_invalid_rate", limit, reasons, num_rows))
+            raise rate_error("are invalid", "max_invalid_rate", limit, reasons, num_rows)
 
 
 def count_invalid(workload: Workload, tokens: ArtifactRef) -> Counter[str]:
@@ -36,8 +36,8 @@ def count_invalid(workload: Workload, tokens: ArtifactRef) -> Counter[str]:
         return Counter(dict(execute(connection, "read/invalid_reasons", parameters).fetchall()))
 
 
-def describe_rate(what: str, setting: str, limit: float, reasons: Counter[str], num_rows: int) -> str:
-    """How many rows are too many, and the commonest reasons.
+def rate_error(what: str, setting: str, limit: float, reasons: Counter[str], num_rows: int) -> FailureRateError:
+    """The error that says how many rows are too many, and the commonest reasons.
 
     Args:
         what: they did or are.
@@ -48,4 +48,5 @@ def describe_rate(what: str, setting: str, limit: float, reasons: Counter[str], 
     common = "; ".join(f"{reason} ({count:,} rows)" for reason, count in reasons.most_common(NUM_REASONS))
     rest = len(reasons) - NUM_REASONS
     others = f"; and {rest:,} other reasons" if rest > 0 else ""
-    return f"{reasons.total():,} of {num_rows:,} rows {what}, {setting} allows {100 * limit:g}%: {common}{others}"
+    share = f"{reasons.total():,} of {num_rows:,} rows {what}, {setting} allows {100 * limit:g}%"
+    return FailureRateError(f"{share}: {common}{others}")

@@ -14,7 +14,6 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from engine.config import EngineConfig
-from engine.errors import FailureRateError
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
 
@@ -80,9 +79,9 @@ class FailurePolicy:
     def check(self, reasons: Counter[str], num_rows: int) -> None:
         """Raise `FailureRateError` if too many of `num_rows` failed; `reasons` counts the failed rows by reason."""
         if num_rows >= self.error_rate_rows and reasons.total() > self.max_error_rate * num_rows:
-            from tasks.runs.failure_rate import describe_rate  # imported only when needed
+            from tasks.runs.failure_rate import rate_error  # imported only when needed
 
-            raise FailureRateError(describe_rate("failed", "max_error_rate", self.max_error_rate, reasons, num_rows))
+            raise rate_error("failed", "max_error_rate", self.max_error_rate, reasons, num_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
