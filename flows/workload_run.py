@@ -186,7 +186,9 @@ def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
         found = read(source, workload, run.folder)
     run.note({"requests": found.requests}, num_already_done=found.num_already_done)
     if found.num_selected:
-        LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")
+        reasons = ", ".join(f"{num_rows:,} {reason}" for reason, num_rows in found.reasons.most_common())
+        rows = f"{found.num_selected:,} rows to answer"
+        LOGGER.info("%s: %s", workload.name, rows if source.full else f"{rows}: {reasons}")
     return found
 
 
