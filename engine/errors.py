@@ -70,7 +70,7 @@ class WorkerError(BatchloomError, RuntimeError):
 
 
 class FailureRateError(BatchloomError, RuntimeError):
-    """So many rows fail that the cause is probably not in the rows."""
+    """So many rows fail, or are invalid, that the cause is probably not in the rows."""
 
 
 class QualityError(BatchloomError, RuntimeError):

@@ -150,6 +150,10 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
         found = read_rows(source, workload, run)
         if found.num_selected:
             tokens = tokenize_rows(source, workload, run, found.requests)
+            if night.failures.max_invalid_rate < 1:
+                from tasks.runs.failure_rate import check_input  # imported only when needed
+
+                check_input(night.failures, workload, tokens, found.num_selected + found.num_already_done)
             plan = plan_rows(source, workload, run, tokens)
             num_left = infer_rows(night, workload, run, plan)
     except BaseException as error:
@@ -182,7 +186,9 @@ def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
         found = read(source, workload, run.folder)
     run.note({"requests": found.requests}, num_already_done=found.num_already_done)
     if found.num_selected:
-        LOGGER.info("%s: %s rows to answer", workload.name, f"{found.num_selected:,}")
+        reasons = ", ".join(f"{num_rows:,} {reason}" for reason, num_rows in found.reasons.most_common())
+        rows = f"{found.num_selected:,} rows to answer"
+        LOGGER.info("%s: %s", workload.name, rows if source.full else f"{rows}: {reasons}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +33,13 @@ computes the smallest and the largest id, and fails if one is not UTF-8, which m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadResult:
-    """What was read: ``requests.parquet``, the number of its rows and of those among them that cannot be answered, and
-    the number of rows that an earlier run answered and that have not changed since."""
+    """What was read: ``requests.parquet``, the number of its rows, the number of rows that an earlier run answered and
+    that have not changed since, and why the others are to be answered, with numbers of rows."""
 
     requests: ArtifactRef
     num_selected: int
     num_already_done: int
-    num_errors: int
+    reasons: Counter[str]
 
 
 def requests_schema(workload: Workload) -> pa.Schema:
@@ -75,7 +76,7 @@ def read(source: Source, workload: Workload, folder: Path) -> ReadResult:
             that reads a file it may not; the message says which.
         ArtifactError: the folder cannot be written.
     """
-    counts, database = {"num_already_done": 0, "num_errors": 0}, source.database
+    states, database = Counter[str](), source.database
     with connect(database, read_only=True, memory_limit=MEMORY_LIMIT) as connection:
         set_option(connection, "disabled_optimizers", KEPT_AS_WRITTEN)
         restrict_sql(connection, [runs_folder(database)], source.attach, temp_directory=folder)
@@ -84,14 +85,15 @@ def read(source: Source, workload: Workload, folder: Path) -> ReadResult:
         try:
             rows = _select_rows(connection, source, workload)
             texts = [name for name in rows.schema.names if name.startswith("text_")]
-            open_rows = _take_open(rows, requests_schema(workload), counts)
+            open_rows = _take_open(rows, requests_schema(workload), states)
             hash_columns = {name: name.replace("text_", "hash_", 1) for name in texts}
             ordered = sort_batches(open_rows, "sort_key", folder, hash_columns=hash_columns)
             path = folder / "requests.parquet"
             requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, texts))
         except (duckdb.DataError, duckdb.ProgrammingError) as error:  # a value that the query cannot compute with
             raise DatabaseError(f"{database}: in the query of workload {workload.name!r}: {explain(error)}") from error
-    return ReadResult(requests=requests, num_selected=requests.num_rows, **counts)
+    num_done = states.pop("done", 0)
+    return ReadResult(requests=requests, num_selected=requests.num_rows, num_already_done=num_done, reasons=states)
 
 
 def _select_rows(connection: duckdb.DuckDBPyConnection, source: Source, workload: Workload) -> pa.RecordBatchReader:
@@ -126,18 +128,16 @@ def _select_rows(connection: duckdb.DuckDBPyConnection, source: Source, workload
 
 def _hash_values(values: pa.ChunkedArray) -> pa.Array:
     """As DuckDB's ``sha256``, but six times as fast where the processor has instructions for it."""
-    return pa.array(
-        [None if value is None else hashlib.sha256(value).hexdigest() for value in values.to_pylist()], pa.string()
-    )
+    digests = [None if value is None else hashlib.sha256(value).hexdigest() for value in values.to_pylist()]
+    return pa.array(digests, pa.string())
 
 
-def _take_open(rows: pa.RecordBatchReader, schema: pa.Schema, counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
-    """The rows that are not done, with the columns that `schema` is made of."""
-    unused = {"is_done", "open_questions", "row_layout"}.difference(schema.names)
+def _take_open(rows: pa.RecordBatchReader, schema: pa.Schema, states: Counter[str]) -> Iterator[pa.RecordBatch]:
+    """The rows that are not done, with the columns that `schema` is made of; `states` counts all rows."""
+    unused = {"state", "open_questions", "row_layout"}.difference(schema.names)
     for found in read_batches(rows):
-        batch = found.filter(pc.invert(found.column("is_done")))
-        counts["num_already_done"] += found.num_rows - batch.num_rows
-        counts["num_errors"] += batch.num_rows - batch.column("error").null_count
+        states.update(found.column("state").to_pylist())
+        batch = found.filter(pc.not_equal(found.column("state"), "done"))
         if not batch.num_rows:
             continue
         columns = {name: batch.column(name) for name in batch.schema.names if name not in unused}

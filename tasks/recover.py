@@ -38,7 +38,7 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
     outside (Ctrl-C, a signal, a cancellation), else "failed". A run that failed before it gave a row to the model is
     discarded: the error says why. Answers that cannot be written now are left to the next run. See `recover_runs`."""
     is_failed = isinstance(error, Exception)
-    if "requests" not in run.artifacts or (is_failed and not _has_tried_rows(run)):
+    if not _is_judged(run) or (is_failed and not _has_tried_rows(run)):
         _discard(run)
         return
     if is_failed:
@@ -74,7 +74,7 @@ def recover_runs(database: Path) -> list[Run]:
         if not use_exchange(run.folder, lambda exchange: exchange.take()):
             LOGGER.warning(STAYS, run_id, run.folder, "what its workers have answered is out of reach")
             continue
-        if "requests" not in run.artifacts:
+        if not _is_judged(run):
             _discard(run)
             continue
         if run.record.status == "running":
@@ -142,6 +142,14 @@ def prune_cache(database: str | Path) -> None:
     for path in old:
         if path.name not in needed:
             path.unlink(missing_ok=True)
+
+
+def _is_judged(run: Run) -> bool:
+    """Whether the run has read its rows and, where it limits the share of invalid ones, has passed that check."""
+    if (requests := run.artifacts.get("requests")) is None:
+        return False
+    limit = run.record.config.get("failures", {}).get("max_invalid_rate", 1.0)
+    return limit == 1 or "plan" in run.artifacts or not requests.num_rows
 
 
 def _has_tried_rows(run: Run) -> bool:

@@ -22,6 +22,7 @@ from tasks.nights.joint_tokens import count_shared, join_tokens
 from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length
 from tasks.recover import stop_run
+from tasks.runs.failure_rate import check_input
 from tasks.runs.infer_job import InferJob, Member
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
@@ -75,19 +76,29 @@ def _write(workload: Workload, run: Run, end: int | Exception | None) -> RunSumm
 def _answer(night: Night, runs: Sequence[WorkloadRun]) -> dict[str, int | Exception]:
     """Read, tokenize, plan and infer; gives by workload the number of rows that the deadline left, or its error."""
     source = night.source
-    busy = []
-    for workload, run in runs:
-        found = read_rows(source, workload, run)
-        if found.num_selected:
-            busy.append((workload, run, found.requests))
-    if not busy:
-        return {}
-    tokens = [tokenize_rows(source, workload, run, requests) for workload, run, requests in busy]
-    runs = [(workload, run) for workload, run, _ in busy]
+    found = [read_rows(source, workload, run) for workload, run in runs]
+    ends: dict[str, int | Exception] = {}
+    busy, tokens = list[WorkloadRun](), list[ArtifactRef]()
+    for (workload, run), rows in zip(runs, found, strict=True):
+        if rows.num_selected:
+            prompts = tokenize_rows(source, workload, run, rows.requests)
+            try:
+                check_input(night.failures, workload, prompts, rows.num_selected + rows.num_already_done)
+            except FailureRateError as error:
+                ends[workload.name] = error
+            else:
+                busy.append((workload, run))
+                tokens.append(prompts)
+    return ends | (_infer(night, busy, tokens) if busy else {})
+
+
+def _infer(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef]) -> dict[str, int | Exception]:
+    """Plan and infer the prompts of each run. See `_answer`."""
     if len(runs) == 1:
         workload, run = runs[0]
         try:
-            return {workload.name: infer_rows(night, workload, run, plan_rows(source, workload, run, tokens[0]))}
+            plan = plan_rows(night.source, workload, run, tokens[0])
+            return {workload.name: infer_rows(night, workload, run, plan)}
         except FailureRateError as error:
             return {workload.name: error}
     num_planned = [count_planned(ref) for ref in tokens]

@@ -1,7 +1,7 @@
 -- purpose: a workload's checked requests: keys and prompt fields as text (null if no prompt will be made) with hashes, a
---          content key, the reason why a row cannot be answered, and whether it is answered already. Rows are not sorted,
---          since they are too wide with their text; sort_key has the key's order, and if it is long, its beginning
---          and a digest
+--          content key, the reason why a row cannot be answered, and its state: done, or why it is to be answered.
+--          Rows are not sorted, since they are too wide with their text; sort_key has the key's order, and if it is
+--          long, its beginning and a digest
 -- grain:   one row per row of the workload's query
 -- inputs:  batchloom_newest_answers, batchloom_row_layouts, macros bytes_of and problem_of
 -- identifiers: {columns}: the key columns, then the other fields of the prompt; {priority} (any column if rows have no
@@ -94,8 +94,16 @@ keyed as (
 final as (
     select
         keyed.*,
-        newest_answers.content_key is not null
-        and (newest_answers.settled is null or list_has_all(newest_answers.settled, $questions::varchar[])) as is_done,
+        case
+            when
+                newest_answers.is_settled
+                and (newest_answers.settled is null or list_has_all(newest_answers.settled, $questions::varchar[]))
+                then 'done'
+            when answered.request_key is null then 'new'
+            when newest_answers.request_key is null then 'with another text, prompt or model than before'
+            when len($questions::varchar[]) > 0 then 'with open questions'
+            else 'failed before'
+        end as state,
         list_filter(
             range(len($questions::varchar[])),
             lambda number: not list_contains(coalesce(newest_answers.settled, []), ($questions::varchar[])[number + 1])
@@ -104,16 +112,18 @@ final as (
     from keyed
     left join batchloom_newest_answers as newest_answers  -- a correlated exists would hold all texts in memory
         on newest_answers.request_key = keyed.request_key and newest_answers.content_key = keyed.content_key
+    left join (select distinct request_key from batchloom_newest_answers) as answered
+        on answered.request_key = keyed.request_key
 )
 
 select
     columns('^key_.*$'),
-    case when error is null and not is_done then coalesce(decode(columns('^field_.*$')), '') end as 'text_\0',
+    case when error is null and state <> 'done' then coalesce(decode(columns('^field_.*$')), '') end as 'text_\0',
     columns('^hash_.*$'),
     content_key,
     error,
     row_priority,
-    is_done,
+    state,
     open_questions,
     row_layout,
     case

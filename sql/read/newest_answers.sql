@@ -1,4 +1,4 @@
--- purpose: what is answered already: the content keys that the newest run of each row settled. A row with
+-- purpose: what is answered already: the content keys of each row's newest run, and whether it settled them. A row with
 --          finish_reason 'error' is tried again; an error row with 'length' would only be cut again
 -- grain:   one row per request key and content key
 -- inputs:  the workload's output table
@@ -12,6 +12,10 @@ with newest as (
     qualify rank() over (partition by {keys} order by created_at desc, run_id desc) = 1
 )
 
-select distinct request_key, content_key, null::varchar[] as settled
+select
+    request_key,
+    content_key,
+    bool_or(status = 'ok' or finish_reason in ('invalid', 'length')) as is_settled,
+    null::varchar[] as settled
 from newest
-where status = 'ok' or finish_reason in ('invalid', 'length')
+group by request_key, content_key

@@ -3,4 +3,9 @@
 -- inputs:  none
 -- parameters: none
 
-create or replace temp table batchloom_newest_answers (request_key varchar[], content_key varchar, settled varchar[])
+create or replace temp table batchloom_newest_answers (
+    request_key varchar[],
+    content_key varchar,
+    is_settled boolean,
+    settled varchar[]
+)

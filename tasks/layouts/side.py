@@ -109,7 +109,7 @@ class Side:
     @property
     def num_rows(self) -> int:
         """Rows with a prompt."""
-        return self.found.num_selected - self.found.num_errors
+        return len(self._read_rows())
 
     @property
     def is_settled(self) -> bool:

@@ -14,14 +14,10 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from engine.config import EngineConfig
-from engine.errors import FailureRateError
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
 
 LOOK_SECONDS = 0.2
-
-NUM_REASONS = 3
-"""Most reasons for failed rows that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +59,8 @@ class StopRequest:
 
 @pydantic_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FailurePolicy:
-    """When the run tries again, and when it gives up. Rows with unusable input are not tried and do not count as
-    failed; nor do rows whose answer is cut."""
+    """When the run tries again, and when it gives up. Rows with unusable input (invalid ones) are not tried and do not
+    count as failed; nor do rows whose answer is cut."""
 
     retries: Annotated[
         int, Field(ge=0, description="retries of a failing partition before it is split to find the rows that fail")
@@ -75,19 +71,17 @@ class FailurePolicy:
     max_error_rate: Annotated[
         float, Field(ge=0, le=1, description="the run fails if a larger share of the tried rows fails")
     ] = 0.5
-    error_rate_rows: Annotated[int, Field(ge=1, description="fewest tried rows for which that share is checked")] = 20
+    max_invalid_rate: Annotated[
+        float, Field(ge=0, le=1, description="the run fails, and loads no model, if a larger share is invalid")
+    ] = 1.0
+    error_rate_rows: Annotated[int, Field(ge=1, description="fewest rows for which these shares are checked")] = 20
 
     def check(self, reasons: Counter[str], num_rows: int) -> None:
         """Raise `FailureRateError` if too many of `num_rows` failed; `reasons` counts the failed rows by reason."""
-        num_failed = reasons.total()
-        if num_rows < self.error_rate_rows or num_failed <= self.max_error_rate * num_rows:
-            return
-        common = "; ".join(f"{reason} ({count:,} rows)" for reason, count in reasons.most_common(NUM_REASONS))
-        rest = len(reasons) - NUM_REASONS
-        raise FailureRateError(
-            f"{num_failed:,} of {num_rows:,} rows failed, max_error_rate allows {self.max_error_rate:.0%}: {common}"
-            + (f"; and {rest:,} other reasons" if rest > 0 else "")
-        )
+        if num_rows >= self.error_rate_rows and reasons.total() > self.max_error_rate * num_rows:
+            from tasks.runs.failure_rate import rate_error  # imported only when needed
+
+            raise rate_error("failed", "max_error_rate", self.max_error_rate, reasons, num_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -668,7 +668,7 @@ def test_a_server_of_another_version_is_named_without_the_password_of_its_url(
 def test_a_whole_night_and_one_with_nothing_new(nights: Any, start: Start) -> None:
     command = start(own_server=True)
     assert (command.wait(), command.errors) == (0, "")
-    assert "snippets: 12 rows to answer" in command.output
+    assert "snippets: 12 rows to answer: 12 new" in command.output
     assert "snippets: completed: 12 rows answered, 0 failed" in command.output
     assert "ranking: completed: 6 rows answered" in command.output
     cpu_seconds = _children_cpu_seconds()

@@ -114,12 +114,15 @@ def test_a_night_with_nothing_new_says_so(nights: Any, answered: Any) -> None:
     assert nights.run("ranking")[0].text == "ranking: nothing to do; it has no rows"
 
 
-def test_only_what_changed_is_answered_again(nights: Any, answered: Any) -> None:
+def test_only_what_changed_is_answered_again(nights: Any, answered: Any, caplog: pytest.LogCaptureFixture) -> None:
     answered("snippets")
     before = nights.answers()
     nights.sql("update documents set body = body || 'The end.' where doc_id = 'd2'")
     nights.sql("insert into snippet_requests values ('d-later', 'q0')")
-    (summary,) = nights.run("snippets")
+    with caplog.at_level(logging.INFO, "batchloom"):
+        (summary,) = nights.run("snippets")
+    why = "3 with another text, prompt or model than before, 1 new"
+    assert f"snippets: 4 rows to answer: {why}" in caplog.messages
     assert (summary.num_rows, summary.num_ok, summary.num_errors, summary.num_already_done) == (4, 3, 1, 9)
     newest = nights.sql("select distinct doc_id from latest_snippets where run_id = ?", [summary.run_id])
     assert sorted(newest) == [("d-later",), ("d2",)]

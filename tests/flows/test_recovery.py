@@ -84,6 +84,20 @@ def test_a_run_that_had_read_nothing_leaves_nothing(nights: Any) -> None:
     assert nights.sql("select count(*) from runs") == [(0,)]
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_run_that_ended_before_its_invalid_rows_were_counted_leaves_nothing(nights: Any, is_killed: bool) -> None:
+    nights.sql("update documents set body = null")
+    source, workload = make_source(nights.path), load_workload("snippets")
+    run = Run.begin(source, workload, {"failures": {"max_invalid_rate": 0.1}})
+    run.note({"requests": read.fn(source, workload, run.folder).requests})
+    if is_killed:
+        recover_runs(nights.path)
+    else:
+        stop_run(run, workload, KeyboardInterrupt())
+    assert not run.folder.exists()
+    assert nights.sql("select count(*) from runs union all select count(*) from snippets") == [(0,), (0,)]
+
+
 def test_a_run_whose_process_died_is_interrupted(nights: Any, caplog: pytest.LogCaptureFixture) -> None:
     run = begin_run(nights)
     with caplog.at_level(logging.INFO, "batchloom"):

@@ -117,6 +117,38 @@ def test_too_many_failing_rows_fail_the_run_and_the_good_ones_stay(nights: Any, 
     assert (summary.status, summary.num_errors) == ("completed", 7), "four were tried; three could not be"
 
 
+def test_too_many_invalid_rows_fail_the_run_before_the_model_loads_and_leave_the_answers(nights: Any) -> None:
+    nights.run("snippets")
+    answers, runs = nights.answers(), nights.sql("select * from runs")
+    nights.sql("update documents set body = null")  # as where the job before this one failed
+    strict = FailurePolicy(max_invalid_rate=0.005, error_rate_rows=12)
+    message = r"^12 of 12 rows are invalid, max_invalid_rate allows 0\.5%: body is NULL \(12 rows\)$"
+    with spoiled(lambda token_ids: None) as spoiler, pytest.raises(FailureRateError, match=message):
+        nights.run("snippets", failures=strict)
+    assert spoiler.num_forwards == 0
+    assert (nights.answers(), nights.sql("select * from runs")) == (answers, runs)
+    assert [path.name for path in nights.runs.glob("*-*/manifest.json")] == ["manifest.json"], "of the first run"
+    nights.sql("update documents set body = 'The house is empty.' where doc_id <> 'd0'")
+    (summary,) = nights.run("snippets", failures=FailurePolicy(max_invalid_rate=0.25, error_rate_rows=12))
+    assert (summary.num_ok, summary.num_errors) == (9, 3), "a fourth is invalid, and may be"
+    nights.sql("update documents set body = null where doc_id = 'd1'")
+    of_all = FailurePolicy(max_invalid_rate=0.3, error_rate_rows=3)
+    assert nights.run("snippets", failures=of_all)[0].num_errors == 3, "all new rows, but a fourth of all rows"
+
+
+def test_invalid_rows_are_counted_by_reason(nights: Any) -> None:
+    """A prompt that is too long counts, with any number of tokens."""
+    nights.sql("update documents set body = ' ' where doc_id = 'd0'")
+    nights.sql("update documents set body = repeat(body, 90) where doc_id in ('d1', 'd2')")
+    reasons = (
+        r"the prompt has # tokens, the limit is #: # of the model less # for the answer \(6 rows\); "
+        r"body is empty \(3 rows\)$"
+    )
+    with pytest.raises(FailureRateError, match=f"^9 of 12 rows are invalid, max_invalid_rate allows 50%: {reasons}"):
+        nights.run("snippets", failures=FailurePolicy(max_invalid_rate=0.5, error_rate_rows=1))
+    assert nights.sql("select count(*) from snippets union all select count(*) from runs") == [(0,), (0,)]
+
+
 def test_a_model_that_fails_on_everything_is_not_tried_row_by_row(
     nights: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """The statements of docs/operating.md that delete answers, or look for failed ones."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,19 @@ def test_one_nights_answers_are_deleted_in_any_time_zone(night: Any) -> None:
     run_block(night.path, "again", "Asia/Tokyo")
     assert night.sql("select count(*) from snippets") == [(0,)]
     assert night.prepare().read.num_selected == 3
+
+
+def test_older_answers_count_again_where_newer_ones_are_deleted(night: Any) -> None:
+    """A prompt is changed, then taken back: without this, its rows are answered again."""
+    first = night.run()
+    prompt = replace(first.workload.prompt, template="Please: " + first.workload.prompt.template)
+    bad = night.prepare(replace(first.workload, prompt=prompt))
+    bad.write()
+    night.sql("update runs set started_at = '2026-11-20 02:00:00+00' where run_id = ?", [bad.record.run_id])
+    assert night.prepare().read.num_selected == 3
+    run_block(night.path, "again", "Asia/Tokyo")
+    assert night.prepare().read.num_already_done == 3
+    assert night.sql("select distinct run_id from latest_snippets") == [(first.record.run_id,)]
 
 
 def test_old_answers_and_steps_can_be_deleted(night: Any) -> None:

@@ -46,7 +46,7 @@ def test_rows_come_in_key_order_whatever_the_order_in_the_table(night: Any) -> N
         (1, "d1", "q2", "One", "body 1"),
         (2, "d2", "q1", "", "body 2"),
     ]
-    assert (first.read.num_selected, first.read.num_already_done, first.read.num_errors) == (3, 0, 0)
+    assert (first.read.num_selected, first.read.num_already_done, first.read.reasons) == (3, 0, {"new": 3})
     with open_parquet(first.read.requests) as file:
         assert file.schema_arrow.equals(requests_schema(first.workload))
     for seed in range(3):
@@ -97,7 +97,24 @@ def test_each_row_that_cannot_be_answered_names_its_reason(night: Any) -> None:
         ("d1", None): "query_id is NULL",
     }
     assert all(row["body"] is None for row in run.rows() if row["error"]), "no prompt, no text"
-    assert run.read.num_errors == 12
+    assert run.read.reasons == {"new": 15}
+
+
+def test_it_is_counted_why_rows_are_to_be_answered(night: Any) -> None:
+    changed = "with another text, prompt or model than before"
+
+    def fail_one(row: dict[str, Any]) -> dict[str, Any]:
+        return {"finish_reason": "error", "error": "a bad tile"} if row["doc_id"] == "d2" else {"answer": "fine"}
+
+    night.run(answer=lambda row: {"finish_reason": "eos"} | fail_one(row))
+    night.sql("update documents set body = 'other' where doc_id = 'd1'")
+    night.sql("insert into snippet_requests values ('d2', 'q2'), ('absent', 'q1')")
+    assert night.prepare().read.reasons == {changed: 2, "new": 2, "failed before": 1}
+    night.run()
+    night.sql("update documents set body = 'body 1' where doc_id = 'd1'")
+    found = night.prepare().read
+    assert (found.reasons, found.num_already_done) == ({changed: 2}, 3), "the older answers do not count"
+    assert night.prepare(model_digest="model-2").read.reasons == {changed: 5}
 
 
 def test_a_row_of_two_nulls_and_a_repeated_pair_stay_rows(night: Any) -> None:

@@ -255,6 +255,20 @@ def test_a_workload_that_fails_fails_alone(nights: Any, write_night: Any, tmp_pa
     assert nights.sql("select workload, status, num_ok from runs") == [("urgent", "completed", 12)]
 
 
+def test_a_workload_with_too_many_invalid_rows_fails_alone(nights: Any, write_night: Any) -> None:
+    names = ("urgent", "summary", "angry")
+    file = write_night(*names)
+    file.write_text(file.read_text() + "[failures]\nmax_invalid_rate = 0.1\nerror_rate_rows = 12\n")
+    bad = (nights.path.parent / "summary.toml").read_text().replace("about.sql", "bad.sql")
+    (nights.path.parent / "summary.toml").write_text(bad)
+    (nights.path.parent / "bad.sql").write_text(SQL.replace("documents.body", "null::text as body"))
+    message = r"^1 of 3 workloads failed: summary: 12 of 12 rows are invalid, .* allows 10%: body is NULL \(12 rows\)$"
+    with pytest.raises(NightError, match=message):
+        night(file=file)
+    runs = "select workload, status, num_ok, shared_with ->> '$.urgent' is not null from runs order by workload"
+    assert nights.sql(runs) == [("angry", "completed", 12, True), ("urgent", "completed", 12, False)]
+
+
 def test_answers_that_a_table_cannot_take_wait_for_the_next_night(
     nights: Any, write_night: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

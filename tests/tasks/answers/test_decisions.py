@@ -20,6 +20,7 @@ from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.prompts.text_codec import TextCodec
 from tasks.read import read
+from tasks.runs.failure_rate import count_invalid
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
@@ -172,6 +173,8 @@ def test_a_question_that_is_added_is_asked_alone(nights: Nights) -> None:
     nights.run(nights.load(two))
     before = nights.answers("urgent, urgent_probability, topic, topic_probabilities")
     assert nights.run(nights.load(two)).num_rows == 0
+    found = read.fn(make_source(nights.database, "model-1"), nights.load(QUESTIONS), nights.folder)
+    assert found.reasons == {"with open questions": NUM_ROWS}
     summary = nights.run(nights.load(QUESTIONS))
     assert nights.num_asked == [2 * NUM_ROWS, 0, NUM_ROWS]
     assert (summary.num_rows, summary.num_ok, summary.num_already_done) == (NUM_ROWS, NUM_ROWS, 0)
@@ -258,6 +261,8 @@ def test_a_question_that_alone_is_too_long_is_an_error_of_its_row(nights: Nights
     )
     assert error.startswith("why: the prompt has # tokens, the limit is #")
     assert (finish_reason, urgent, why) == ("invalid", False, True), "the other answers stay"
+    tokens = nights.begin(nights.load(talkative), full=True, max_model_len=128)[0].artifacts["tokens"]
+    assert count_invalid(nights.load(talkative), tokens).total() == NUM_ROWS < tokens.num_rows, "rows, not questions"
     assert nights.run(nights.load(talkative), max_model_len=128).num_rows == 0
 
 
