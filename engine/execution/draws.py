@@ -35,7 +35,7 @@ def drawn_rows(step: Step) -> list[DrawnRow]:
     return [
         DrawnRow(row, sequence.request, sequence.own_token_ids[sequence.num_suffix : place])
         for row, (sequence, place) in enumerate(step.sampled)
-        if sequence.request.temperature or sequence.request.penalties is not None
+        if sequence.request.temperature or sequence.request.penalties
     ]
 
 

@@ -69,8 +69,8 @@ class TokenSampler:
             rows = np.delete(np.arange(step.num_output_rows), scored)
             sampled = hidden.index_select(0, to_device(rows, hidden.device))
         masks = self._masks(step)
-        if drawn := drawn_rows(step):
-            token_ids = sample(sampled, self._model, drawn, masks)
+        if any(sequence.request.temperature or sequence.request.penalties for sequence, _ in step.sampled):
+            token_ids = sample(sampled, self._model, drawn_rows(step), masks)
         else:
             token_ids = self._model.most_likely(sampled, masks)
         copies = HostCopies([token_ids, hidden.sum(), *(result for result, _ in results)])
