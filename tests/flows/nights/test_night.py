@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from prefect import get_client
@@ -294,6 +295,20 @@ def test_check_is_content_with_a_good_night(nights: Any, write_night: Any, capsy
     assert capsys.readouterr().out == f"{file}: nothing is wrong; steps: 2, models: 1\n"
     assert nights.sql("select table_name from information_schema.tables order by all") == before
     assert not nights.runs.exists()
+
+
+def test_the_revision_of_a_hub_id_is_in_the_table_of_runs(
+    nights: Any, write_night: Any, tiny_llama: Path, prefect_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(model: str, revision: str, allow_patterns: list[str]) -> str:
+        assert (model, revision) == ("me/tiny", "release/v1")
+        return str(tiny_llama)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    file = write_night(model="me/tiny@release/v1")
+    assert batchloom(["check", str(file)]) == 0
+    night(file=file)
+    assert nights.sql("select model, num_ok from runs") == [("me/tiny@release/v1", 12)] * 2
 
 
 def test_a_night_of_embeddings_can_be_had_again(nights: Any, write_night: Any, prefect_server: str) -> None:
