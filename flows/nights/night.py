@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -85,7 +85,8 @@ def night(
         skipped = [name for name, outcome in outcomes.items() if outcome == "skipped"]
         rest = f"; not begun, because they come after: {', '.join(skipped)}" if skipped else ""
         failed = "; ".join(f"{name}: {error}" for name, error in run.errors.items())
-        raise NightError(f"{len(run.errors)} of {len(plan.steps)} workloads failed: {failed}{rest}")
+        message = f"{len(run.errors)} of {len(plan.steps)} workloads failed: {failed}{rest}"
+        raise NightError(message, run.describe_steps(outcomes))
     return run.summaries
 
 
@@ -190,6 +191,18 @@ class NightRun:
             return "failed"
         self.summaries.append(result)
         return "left" if result.status == "deadline" else "done"
+
+    def describe_steps(self, outcomes: Mapping[str, Outcome]) -> list[dict[str, object]]:
+        """For JSON, how each step ended: the summaries of runs, then the steps that failed, were skipped, or were not
+        begun before the deadline; `error` says why a step failed."""
+        runs = [asdict(summary) | {"error": None} for summary in self.summaries]
+        errors = {name: " ".join(str(error).split()) for name, error in self.errors.items()}
+        begun = {summary.workload for summary in self.summaries}
+        return runs + [
+            {"workload": name, "status": outcome, "error": errors.get(name)}
+            for name, outcome in outcomes.items()
+            if outcome in ("failed", "skipped") or name not in begun
+        ]
 
     def has_time(self) -> bool:
         """Whether a wave may begin before the deadline."""

@@ -1,5 +1,6 @@
 """Nights from a file: checked before any work, step after step, a failure alone, gone on with after a kill."""
 
+import json
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from engine.errors import ConfigError, NightError
 from flows import prediction
 from flows.cli import batchloom
+from flows.command.run_flow import run_flow
 from flows.nights import in_time
 from flows.nights.night import night
 from flows.nights.night_file import load_night
@@ -125,6 +127,24 @@ file = "ranking"
 
 
 @pytest.mark.slow
+def test_a_night_with_a_failed_step_prints_how_each_ended_as_json(
+    nights: Any, write_night: Any, prefect_server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = '[[workload]]\nfile = "late.toml"\nafter = ["replies"]\n'
+    folder = nights.path.parent
+    (folder / "late.toml").write_text(REPLIES.replace('"replies"', '"late"').replace('"replies.sql"', '"late.sql"'))
+    (folder / "late.sql").write_text("select doc_id, query_id, reply as snippet from latest_replies")
+    file = write_night(sql="select doc_id, query_id, error('no snippets') as snippet from latest_snippets", more=more)
+    assert run_flow(night, [str(file), "--json"]) == 1
+    shown = capsys.readouterr()
+    done, failed, skipped = json.loads(shown.out)
+    assert (done["workload"], done["status"], done["num_ok"], done["error"]) == ("snippets", "completed", 12, None)
+    assert (failed["workload"], failed["status"]) == ("replies", "failed")
+    assert "no snippets" in failed["error"]
+    assert skipped == {"workload": "late", "status": "skipped", "error": None}
+    assert shown.err.splitlines()[-1].startswith("nightly: 1 of 3 workloads failed: replies: ")
+
+
 def test_a_killed_night_goes_on_in_the_right_step(nights: Any, write_night: Any, prefect_server: str) -> None:
     """The step under way is two workloads in one plan: what both have finished is kept, and nothing is done twice."""
     folder = nights.path.parent
