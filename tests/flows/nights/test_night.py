@@ -145,6 +145,31 @@ def test_a_night_with_a_failed_step_prints_how_each_ended_as_json(
     assert shown.err.splitlines()[-1].startswith("nightly: 1 of 3 workloads failed: replies: ")
 
 
+def test_a_night_shows_a_sample_of_each_step_whose_rows_are_there(
+    nights: Any, write_night: Any, prefect_server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the file says of its end and of readers; a step that fails fails alone."""
+    top, more = 'publish = "copy.duckdb"\nuntil = 2020-01-01T00:00:00\n', '[[workload]]\nfile = "ranking"\n'
+    file = write_night(night=top + NIGHT, more=more)
+    assert run_flow(night, [str(file), "--sample", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "no sample of steps whose rows depend on others: replies\n" in shown
+    assert "snippets: 3 of 12 rows answered as a sample, 0 of them failed" in shown
+    assert "ranking: 3 of 6 rows answered as a sample, 0 of them failed" in shown
+    assert shown.count("All rows, with 95% intervals") == 2
+
+    sql = "select doc_id, query_id, error('no snippets') as snippet from snippet_requests"
+    assert run_flow(night, [str(write_night(night=NIGHT.replace("after =", "# "), sql=sql)), "--sample", "3"]) == 1
+    shown, failure = capsys.readouterr()
+    assert "snippets: 3 of 12 rows answered as a sample, 0 of them failed" in shown
+    assert failure.startswith("nightly: 1 of 2 workloads failed: replies: ")
+    assert run_flow(night, [str(file), "--sample", "3", "--budget", "1h"]) == 1
+    assert capsys.readouterr().err == "nightly: --sample has no deadline: leave out --until and --budget\n"
+    assert nights.sql("select count(*) from runs union all select count(*) from snippets") == [(0,), (0,)]
+    assert not (nights.path.parent / "copy.duckdb").exists()
+    assert {path.name for path in nights.runs.iterdir()} <= {"cache", "lock"}
+
+
 def test_a_killed_night_goes_on_in_the_right_step(nights: Any, write_night: Any, prefect_server: str) -> None:
     """The step under way is two workloads in one plan: what both have finished is kept, and nothing is done twice."""
     folder = nights.path.parent
