@@ -44,8 +44,7 @@ def run_flow(command: Flow[..., Any] | Callable[..., int], arguments: Sequence[s
 
 
 def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
-    name, is_explain = flow.name, flow.name == "explain"
-    is_json = options.pop("json", False)
+    name, is_explain, is_json = flow.name, flow.name == "explain", options.pop("json", False)
     atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that exit handlers run
     if can_interrupt := signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
