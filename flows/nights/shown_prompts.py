@@ -50,7 +50,7 @@ def show_prompts(plan: NightPlan, num_prompts: int) -> Iterator[str]:
         workloads = [arrange_workload(step, ()) if name in plan.cascades else step for name, step in steps.items()]
         for batch in list_batches(workloads, is_joint=not plan.tables.machines.exchange):
             try:
-                for workload in settle_layouts(source, batch, is_kept=False):
+                for workload in settle_layouts(source, batch, is_kept=False, keeps_tokens=False):
                     yield from _show_workload(replace(source, full=True), workload, num_prompts)
             except DatabaseError as error:
                 if not any(step.after for step in plan.steps if step.name in wave.steps):

@@ -125,10 +125,9 @@ def test_prompts_are_shown_as_the_model_gets_them(
 def test_a_night_file_shows_the_prompts_of_its_steps(
     nights: Any, write_workload: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the layout of the night; the rows of the second step are not there yet. Nothing is written."""
+    """The rows of the second step are not there yet. Nothing is written."""
     folder, first = nights.path.parent, write_workload()[-1]
     text = Path(first).read_text()
-    Path(first).write_text(text.replace("chat = false", 'chat = false\nlayout = "auto"'))
     (folder / "after.toml").write_text(text.replace('"urgent', '"after'))
     (folder / "after.sql").write_text("select doc_id, urgent as body from latest_urgent")
     (folder / "night.toml").write_text(NIGHT.format(model=nights.model))
