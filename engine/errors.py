@@ -5,6 +5,8 @@ computes NaN is a `FloatingPointError` outside the tree, treated as what a model
 Messages name the actual value, the expected one, and which request, row, file or column is meant.
 """
 
+from collections.abc import Mapping, Sequence
+
 COMPUTED_NAN = "the model computed NaN, as float16 does beyond 65,504: set dtype to auto"
 """The message of such a `FloatingPointError`."""
 
@@ -78,4 +80,8 @@ class QualityError(BatchloomError, RuntimeError):
 
 
 class NightError(BatchloomError, RuntimeError):
-    """Workloads of a night failed; the others are answered."""
+    """Workloads of a night failed; the others are answered. `steps` tells for JSON how each step ended."""
+
+    def __init__(self, message: str, steps: Sequence[Mapping[str, object]] = ()) -> None:
+        super().__init__(message)
+        self.steps = steps

@@ -4,7 +4,7 @@ from typing import Any
 
 COMMANDS = {
     "nightly": "Answer the rows without an answer. batchloom nightly NIGHT.toml [--until 06:00] runs a night file.",
-    "check": "Find the errors of a night file, in seconds, without loading a model.",
+    "check": "Find the errors of a night, in seconds, without loading a model; --show N prints its first prompts.",
     "explain": "Predict what the nightly flow would do and how long it would take, without loading the model.",
     "advise": "Show how many tokens the order of a prompt's fields and instructions costs, and the best order.",
     "report": "Write the report of a run: one HTML file that needs no other file.",
@@ -34,7 +34,7 @@ MODULES = {
 ARGUMENTS = {
     "nightly": ("file", "NIGHT.toml"),
     "compare": ("workloads", "OLD.toml NEW.toml --database PATH --model STR"),
-    "check": ("file", "NIGHT.toml"),
+    "check": ("file", "[NIGHT.toml]"),
     "advise": ("workload", "WORKLOAD"),
 }
 """By command, the parameter that may be given without its name, and the required arguments as the help shows them."""

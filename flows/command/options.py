@@ -17,7 +17,7 @@ from flows.command.option_faults import describe_usage, describe_values
 from flows.settings import RENAMED
 
 SHOWN_FIRST = (
-    *("file", "database", "model", "workloads", "full", "until", "budget", "publish", "sample", "keep", "json"),
+    *("file", "database", "model", "workloads", "full", "until", "budget", "publish", "sample", "keep", "json", "show"),
     *("workload", "gold", "run", "against", "min", "max"),
     *("device", "dtype", "kv_memory", "max_num_batched_tokens", "workers"),
 )
@@ -41,13 +41,11 @@ def parse_options(name: str, function: Callable[..., Any], arguments: Sequence[s
     flags = (_Option(flag, "", bool, False, meaning) for flag, meaning in FLAGS.get(name, {}).items())
     for option in chain(_find_options(function), flags):
         options.setdefault(option.name, option)
-    given = _parse(name, options, arguments)
-    if given is None:
+    if (given := _parse(name, options, arguments)) is None:
         return None
     chosen: dict[str, Any] = {}
     for option_name, value in given.items():
-        owner = options[option_name].settings
-        (chosen.setdefault(owner, {}) if owner else chosen)[option_name] = value
+        (chosen.setdefault(owner, {}) if (owner := options[option_name].settings) else chosen)[option_name] = value
     parameters = inspect.signature(function).parameters.values()
     fields = [(p.name, p.annotation, *(() if p.default is p.empty else (p.default,))) for p in parameters]
     try:

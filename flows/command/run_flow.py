@@ -18,7 +18,7 @@ from httpx import HTTPError
 from prefect import Flow
 from prefect.logging.handlers import PrefectConsoleHandler
 
-from engine.errors import BatchloomError, ConfigError, ModelError
+from engine.errors import BatchloomError, ConfigError, ModelError, NightError
 from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, describe_lost_server, fail
 from flows.command.option_faults import describe_workloads
 from flows.command.options import parse_options
@@ -44,8 +44,7 @@ def run_flow(command: Flow[..., Any] | Callable[..., int], arguments: Sequence[s
 
 
 def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
-    name, is_explain = flow.name, flow.name == "explain"
-    is_json = options.pop("json", False)
+    name, is_explain, is_json = flow.name, flow.name == "explain", options.pop("json", False)
     atexit.register(end_quietly)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that exit handlers run
     if can_interrupt := signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
@@ -55,6 +54,10 @@ def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
             for handler in logging.getLogger("prefect.extra").handlers if CONFIGURED_URL else ():
                 logging.getLogger("batchloom").addHandler(handler)  # the server's page shows the log, too
             result = flow(**options)
+    except NightError as error:
+        if is_json:
+            print(json.dumps(error.steps, indent=1))
+        raise
     except HTTPError as error:
         return fail(f"{name}: {describe_lost_server(error)}", EXIT_FAILED)
     except (KeyboardInterrupt, SystemExit) as error:

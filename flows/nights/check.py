@@ -1,27 +1,34 @@
-"""Errors of a night file, found in seconds without loading a model: ``batchloom check night.toml``."""
+"""Errors of a night, found in seconds without loading a model: ``batchloom check``."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, validate_call
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError
 from engine.limits import check_weights
 from engine.model.loading.checkpoint import GGUF_TENSORS, checkpoint_digest, is_plain, read_json
 from engine.model.loading.hub import resolve_head
-from flows.command.failure import EXIT_FAILED, fail
+from flows.command.failure import EXIT_FAILED, EXIT_USAGE, fail
 from flows.command.run_flow import plain_log
-from flows.nights.night_file import NightPlan, load_night
-from flows.settings import WorkerSettings
-from tasks.nights.check_steps import check_labels, find_query_problems
+from flows.nights.night_file import ModelTable, NightPlan, NightTables, WorkloadTable, load_night
+from flows.settings import Attachments, EngineSettings, WorkerSettings, find_attachments
+from tasks.nights.check_steps import check_labels, check_tables, find_query_problems
 from tasks.nights.deadline import find_deadline
+from tasks.nights.graph import Step
 from tasks.prompts.known_tokens import check_prompt
 from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.thinking import check_thinking
 from tasks.publish import check_target
 from tasks.tokenize import check_room, read_max_model_len
-from tasks.workloads.workload import Workload
+from tasks.workloads.workload import Workload, load_workload
+
+DEFAULT = ("snippets", "ranking")
+"""Workloads to check if none are named, as `flows.nightly.nightly` answers them."""
 
 
 def find_problems(plan: NightPlan) -> list[str]:
@@ -41,7 +48,8 @@ def find_problems(plan: NightPlan) -> list[str]:
             problems += found
             workloads |= bound
         except (BatchloomError, OSError) as error:
-            problems.append(f"[models.{name}]: {' '.join(str(error).split())}")
+            where = f"[models.{name}]: " if name else ""  # a night file names its models
+            problems.append(f"{where}{' '.join(str(error).split())}")
     problems = problems or list(_find_copies(plan))
     try:
         problems += find_query_problems(plan.database, plan.steps, workloads, plan.attach)
@@ -107,19 +115,88 @@ def _find_copies(plan: NightPlan) -> Iterator[str]:
             yield f"workload {step.workload!r}: cascade: {both} are copies of one model"
 
 
-def check(file: Path) -> int:
-    """Print the errors of a night file, one line each; returns the exit code.
+def plan_workloads(
+    database: Path,
+    model: str,
+    workloads: Sequence[str],
+    adapter: Path | None,
+    engine: EngineSettings,
+    machines: WorkerSettings,
+    publish: Path | None,
+    attach: Attachments,
+) -> NightPlan:
+    """The night of workloads that have no night file: each is a step, which may read the answers of those before it.
+    See `flows.nightly.nightly`, and `load_night` for errors."""
+    loaded = [load_workload(name).with_adapter(adapter) for name in workloads]
+    check_tables(loaded)
+    names = [str(number) for number in range(len(loaded))]
+    befores = [(), *((name,) for name in names)]
+    return NightPlan(
+        tables=NightTables(
+            database=str(database),
+            models={"": ModelTable(path=model)},
+            workload=tuple(WorkloadTable(file=name) for name in workloads),
+            machines=machines,
+        ),
+        database=database,
+        models={"": (model, engine)},
+        steps=tuple(Step(name=name, model="", after=after) for name, after in zip(names, befores, strict=False)),
+        workloads=dict(zip(names, loaded, strict=True)),
+        cascades={},
+        attach=find_attachments(attach),
+        publish=publish,
+    )
+
+
+@validate_call
+def check(
+    file: Path | None = None,
+    database: Path | None = None,
+    model: str = "",
+    workloads: Annotated[tuple[str, ...], Field(min_length=1)] = DEFAULT,
+    adapter: Path | None = None,
+    engine: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
+    machines: WorkerSettings = WorkerSettings(),  # noqa: B008 - frozen
+    publish: Path | None = None,
+    attach: Attachments = (),
+    show: Annotated[int, Field(ge=1)] | None = None,
+) -> int:
+    """Print the errors of a night file, or of workloads with a database and a model, one line each; returns the exit
+    code.
 
     Args:
-        file: the night file
+        file: the night file.
+        database: DuckDB file with the input tables, for workloads without a night file.
+        model: checkpoint folder, GGUF file or Hugging Face hub id of a language model; its weights are not fetched.
+        workloads: what to check: the name of a shipped workload or the path of a TOML file.
+        adapter: folder of a LoRA adapter of the model, for workloads whose file names none.
+        engine: how the model computes.
+        machines: which processes and machines compute.
+        publish: file that is to get a copy of the database at the end of the night.
+        attach: NAME=PATH of a folder, DuckDB or SQLite file that the SQL of workloads may read under this name.
+        show: where nothing is wrong, print this many prompts of each workload as the model gets them.
     """
+    given = (database, model, workloads, adapter, engine, machines, publish, attach)
+    if file is not None and given != (None, "", DEFAULT, None, EngineSettings(), WorkerSettings(), None, ()):
+        return fail("check: only --show goes with a night file, whose tables hold all settings", EXIT_USAGE)
     with plain_log(sys.stderr):
-        plan = load_night(file)
-        find_deadline(plan.tables.until, plan.tables.budget, datetime.now().astimezone())
+        if file is not None:
+            plan = load_night(file)
+            find_deadline(plan.tables.until, plan.tables.budget, datetime.now().astimezone())
+        elif database is None or not model:
+            return fail("check: NIGHT.toml is missing, or --database and --model of workloads", EXIT_USAGE)
+        else:
+            plan = plan_workloads(database, model, workloads, adapter, engine, machines, publish, attach)
         problems = find_problems(plan)
-    for problem in problems:
-        fail(f"check: {problem}", EXIT_FAILED)
-    if problems:
-        return EXIT_FAILED
-    print(f"{file}: nothing is wrong; steps: {len(plan.steps)}, models: {len(plan.models)}")
+        for problem in problems:
+            fail(f"check: {problem}", EXIT_FAILED)
+        if problems:
+            return EXIT_FAILED
+        what = str(file) if file is not None else ", ".join(workloads)
+        print(f"{what}: nothing is wrong; steps: {len(plan.steps)}, models: {len(plan.models)}")
+        if show is not None:
+            from flows.nights.shown_prompts import show_prompts  # imported only when needed
+
+            for text in show_prompts(plan, show):
+                print(f"\n{text}")
     return 0

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +47,7 @@ def night(
     full: bool = False,
     until: str = "",
     budget: str = "",
+    sample: Annotated[int, Field(ge=1)] | None = None,
     lock_timeout_seconds: Annotated[float, Field(ge=0)] = 30.0,
 ) -> list[RunSummary]:
     """Answer the workloads of a night file, each after those whose answers it reads; returns their summaries, in the
@@ -57,35 +58,43 @@ def night(
         full: answer all rows again, not only new and changed ones.
         until: time at which the night ends, such as 06:00; replaces the file's until and budget.
         budget: how long the night may take, such as 90min; replaces the file's until and budget.
+        sample: answer only this many rows of each workload whose rows no earlier step makes, and show them with a
+            forecast for all its rows; nothing is written.
         lock_timeout_seconds: seconds to wait while another process has the database open.
     Raises:
-        ConfigError, WorkloadError: the file is wrong; raised before any work.
+        ConfigError, WorkloadError: the file is wrong, or an option; raised before any work.
         NightError: workloads failed; the others are answered.
     """
     begun = datetime.now().astimezone()
     plan = load_night(file)
     limits = (until, budget) if until or budget else (plan.tables.until, plan.tables.budget)
-    deadline = find_deadline(*limits, begun)
-    with hold_night(plan.database, lock_timeout_seconds):
+    if sample is not None and (until or budget):
+        raise ConfigError("--sample has no deadline: leave out --until and --budget")
+    deadline = find_deadline(*limits, begun) if sample is None else None
+    with hold_night(plan.database, lock_timeout_seconds, is_written=sample is None):
         if problems := find_problems(plan):
             raise ConfigError(f"{file}: {'; '.join(problems)}")
         run = NightRun(plan, full, deadline.timestamp() if deadline else None)
         with closing(run):
-            run.allot_time()
-            outcomes = run_waves(plan.steps, run.answer, run.has_time)
-            outcomes |= run_waves(run.list_left(outcomes), run.answer, run.has_time)
+            if sample is not None:
+                outcomes = run.show_samples(sample)
+            else:
+                run.allot_time()
+                outcomes = run_waves(plan.steps, run.answer, run.has_time)
+                outcomes |= run_waves(run.list_left(outcomes), run.answer, run.has_time)
         left = [name for name, outcome in outcomes.items() if outcome == "left"]
         if left:
             rest = NEEDS_FULL if full else ""
             LOGGER.warning("left at the deadline, for the next night%s: %s", rest, ", ".join(left))
         show_summaries(run.summaries)
-        if plan.publish is not None:
+        if plan.publish is not None and sample is None:
             publish_night(plan.database, plan.publish, is_lenient=bool(run.errors))
     if run.errors:
         skipped = [name for name, outcome in outcomes.items() if outcome == "skipped"]
         rest = f"; not begun, because they come after: {', '.join(skipped)}" if skipped else ""
         failed = "; ".join(f"{name}: {error}" for name, error in run.errors.items())
-        raise NightError(f"{len(run.errors)} of {len(plan.steps)} workloads failed: {failed}{rest}")
+        message = f"{len(run.errors)} of {len(plan.steps)} workloads failed: {failed}{rest}"
+        raise NightError(message, run.describe_steps(outcomes))
     return run.summaries
 
 
@@ -169,6 +178,26 @@ class NightRun:
             results |= answer_batch(night, batch)
         return {name: self._note(name, result) for name, result in results.items()}
 
+    def show_samples(self, num_rows: int) -> dict[str, Outcome]:
+        """Answer and show a sample of each step that reads no other step's answers; returns how each of them ended."""
+        from flows.quality.sample import answer_sample  # imported only when needed
+
+        def show(wave: Wave) -> dict[str, Outcome]:
+            night, outcomes = self._use(wave.model), dict[str, Outcome]()
+            for name in wave.steps:
+                try:
+                    source = replace(night.source, choices=self._choose_rows(name, night.source))
+                    workload = self._plan.workloads[name].bind(source.checkpoint)
+                    answer_sample(replace(night, source=source), workload, num_rows, keep=False)
+                    outcomes[name] = "done"
+                except Exception as error:
+                    outcomes[name] = self._note(name, error)
+            return outcomes
+
+        if later := [step.name for step in self._plan.steps if step.after]:
+            LOGGER.info("no sample of steps whose rows depend on others: %s", ", ".join(later))
+        return run_waves([step for step in self._plan.steps if not step.after], show, self.has_time)
+
     def _choose_rows(self, name: str, source: Source) -> dict[str, RowChoice]:
         """By name of the step, the rows that a step of a cascade answers; empty if it is not of a cascade."""
         step = self._plan.cascades.get(name)
@@ -190,6 +219,18 @@ class NightRun:
             return "failed"
         self.summaries.append(result)
         return "left" if result.status == "deadline" else "done"
+
+    def describe_steps(self, outcomes: Mapping[str, Outcome]) -> list[dict[str, object]]:
+        """For JSON, how each step ended: the summaries of runs, then the steps that failed, were skipped, or were not
+        begun before the deadline; `error` says why a step failed."""
+        runs = [asdict(summary) | {"error": None} for summary in self.summaries]
+        errors = {name: " ".join(str(error).split()) for name, error in self.errors.items()}
+        begun = {summary.workload for summary in self.summaries}
+        return runs + [
+            {"workload": name, "status": outcome, "error": errors.get(name)}
+            for name, outcome in outcomes.items()
+            if outcome in ("failed", "skipped") or name not in begun
+        ]
 
     def has_time(self) -> bool:
         """Whether a wave may begin before the deadline."""

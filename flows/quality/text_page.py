@@ -59,6 +59,13 @@ def publish_page(kind: str, workload: str, text: str, description: str) -> None:
     create_markdown_artifact(markdown=f"```\n{text}\n```", key=artifact_key(kind, workload), description=description)
 
 
+def escape_controls(text: str) -> str:
+    """The text with what is not printed, other than spaces, tabs and ends of lines, as Python's escapes: a row may hold
+    what a terminal obeys."""
+    hidden = {char for char in text if not (char.isprintable() or char in "\n\t")}
+    return text.translate({ord(char): char.encode("unicode_escape").decode() for char in hidden})
+
+
 def show_duration(seconds: float) -> str:
     """In seconds, minutes or hours."""
     if seconds < 120:

@@ -22,7 +22,9 @@ WORTH_CHANGING = 0.2
 """Share of the night's prompt tokens that a new layout must save if the present one was chosen or has answers."""
 
 
-def settle_layouts(source: Source, workloads: Sequence[Workload], *, is_kept: bool = True) -> list[Workload]:
+def settle_layouts(
+    source: Source, workloads: Sequence[Workload], *, is_kept: bool = True, keeps_tokens: bool = True
+) -> list[Workload]:
     """The workloads in the layouts of this night; those with ``layout = "auto"`` get the kept layout or a new one.
 
     Only rows without an answer count; answered rows keep their order. A better layout replaces one that was chosen
@@ -32,6 +34,7 @@ def settle_layouts(source: Source, workloads: Sequence[Workload], *, is_kept: bo
     Args:
         workloads: that are planned together.
         is_kept: False: nothing is written to the database.
+        keeps_tokens: False: nor are prompts written to its cache, which keeps them for the night.
     """
     workloads = [arrange_workload(each, ()) if each.name in source.choices else each for each in workloads]
     if all(workload.prompt.layout == "written" for workload in workloads):
@@ -47,7 +50,9 @@ def settle_layouts(source: Source, workloads: Sequence[Workload], *, is_kept: bo
         busy = {number: side for number, side in enumerate(sides) if side.num_rows}
         if not any(side.can_move for side in busy.values()):
             return laid_out
-        chosen, choices, counts = _choose(source, list(busy.values()), folder)
+        chosen, choices, counts = _choose(
+            source, list(busy.values()), folder, source.database if keeps_tokens else None
+        )
     if choices and is_kept:
         keep_choices(source.database, choices, counts)
         return [use_kept(source.database, workload) for workload in workloads]
@@ -57,11 +62,11 @@ def settle_layouts(source: Source, workloads: Sequence[Workload], *, is_kept: bo
 
 
 def _choose(
-    source: Source, sides: Sequence[Side], folder: Path
+    source: Source, sides: Sequence[Side], folder: Path, cache: Path | None
 ) -> tuple[list[Workload], list[Choice], Mapping[str, int]]:
     """The workloads in their layouts, the choices to keep, and the prompt tokens of a plan of all workloads. Layouts
     are compared by their texts first; only if another one looks better, by the plans of prompts made in both."""
-    count = partial(count_tokens, source, cache=source.database)
+    count = partial(count_tokens, source, cache=cache)
     texts, own = [side.read_texts() for side in sides], [side.read_orders() for side in sides]
     laid_out = [lay_out(side.workload, side.kept) for side in sides]
     best, num_tokens, num_before = own, 0, 0

@@ -28,7 +28,11 @@ def open_file(model: str | Path) -> Path:
 
 def hub_snapshot(model: str) -> Path:
     """The folder of a hub id's checkpoint, downloaded if needed. Raises `ModelError` if the name looks like a path, or
-    the repository cannot be downloaded or has no checkpoint."""
+    the repository cannot be downloaded or has no checkpoint.
+
+    Args:
+        model: ORG/NAME, or ORG/NAME@REVISION for a branch, a tag or a commit.
+    """
     if _is_named_as_path(model):
         raise ModelError(f"model {model!r}: no such file or folder")
     return resolve_checkpoint(_fetch(model, [*SMALL_FILES, "*.safetensors", "*.safetensors.index.json"]))
@@ -53,28 +57,40 @@ def resolve_head(model: str | Path) -> Path:
 
 
 def _is_named_as_path(model: str) -> bool:
-    return model.endswith(".gguf") or model.startswith((".", "~", "/")) or model.count("/") > 1 or "\0" in model
+    name = model.partition("@")[0]  # a revision may hold slashes
+    return model.endswith(".gguf") or model.startswith((".", "~", "/")) or name.count("/") > 1 or "\0" in model
+
+
+def _split(model: str) -> tuple[str, str | None]:
+    """The repository of a hub id and its revision, None for the newest; `ModelError` if it is empty."""
+    name, at, revision = model.partition("@")
+    if at and not revision:
+        raise ModelError(f"model {model!r}: no revision follows the @")
+    return name, revision or None
 
 
 def _fetch(model: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
+    name, revision = _split(model)
     try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as error:  # offline, no such repository, no permission
         raise ModelError(f"model {model!r}: no such file or folder here, and {_describe(error)}") from error
 
 
 def _describe(error: Exception) -> str:
     """Why the hub gave nothing: an error of `huggingface_hub` as the end of a line."""
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub import errors
 
-    if isinstance(error, LocalEntryNotFoundError):
+    if isinstance(error, errors.LocalEntryNotFoundError):
         return "the Hugging Face hub cannot be reached"
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, errors.GatedRepoError):
         return "the hub gives it only to those with access: set HF_TOKEN"
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError):
         return "the hub has no such repository, or it is private and needs HF_TOKEN"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "its repository has no such revision: name a branch, a tag or a whole commit hash"
     first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return f"the hub gives nothing: {first_line}"
 
@@ -82,7 +98,9 @@ def _describe(error: Exception) -> str:
 def _has_weights(model: str) -> bool:
     from huggingface_hub import list_repo_files
 
+    name, revision = _split(model)
     try:
-        return any("/" not in name and name.endswith(".safetensors") for name in list_repo_files(model))
+        files = list_repo_files(name, revision=revision)
     except Exception as error:  # offline, and only the small files are in the hub's cache
         raise ModelError(f"model {model!r}: its weights are not here, and {_describe(error)}") from error
+    return any("/" not in file and file.endswith(".safetensors") for file in files)

@@ -142,6 +142,20 @@ def test_unsure_rows_are_answered_by_the_large_model(nights: Any, write_night: A
     assert nights.sql("select count(*) from urgent") == [(17 + num_small + num_large,)]
 
 
+def test_a_sample_of_a_cascade_is_of_the_rows_that_the_small_model_has_left(
+    nights: Any, write_night: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows that the large model has answered after it count as the small model's, too."""
+    file = write_night(urgent="below = 1.0")
+    night(file=file)
+    nights.sql("insert into queries values ('q9', 'who is it?')")
+    with caplog.at_level("INFO", "batchloom"):
+        assert night(file=file, sample=3) == []
+    assert "urgent: 3 of 4 rows answered as a sample" in caplog.text
+    assert "no sample of steps whose rows depend on others: urgent-large" in caplog.text
+    assert count_answers(nights, "urgent") == [12, 12]
+
+
 def test_rows_that_the_small_model_cannot_read_go_to_the_large_one(
     nights: Any, write_night: Any, like_llama: Path
 ) -> None:

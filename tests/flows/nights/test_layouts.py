@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from flows.cli import batchloom
@@ -66,6 +67,18 @@ def write_night(nights: Any, tiny_llama: Path) -> Any:
 def read_kept(nights: Any) -> dict[str, tuple[Any, ...]]:
     rows = nights.sql("select workload, part_order, num_computed_tokens, num_written_tokens from workload_layouts")
     return {workload: rest for workload, *rest in rows}
+
+
+def test_a_check_shows_prompts_in_the_layout_that_the_night_chooses(
+    nights: Any, write_night: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without leaving a choice, or prompts in the cache, to the night."""
+    assert batchloom(["check", str(write_night("kind")), "--show", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("\nDocument: The night watchman") < shown.index("\nQuestion: what did he see in house 0?")
+    assert not nights.runs.exists()
+    with pytest.raises(duckdb.CatalogException):
+        read_kept(nights)
 
 
 def test_a_night_chooses_once_and_keeps_its_choice(nights: Any, write_night: Any, prefect_server: str) -> None:

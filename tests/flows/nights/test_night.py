@@ -1,5 +1,6 @@
 """Nights from a file: checked before any work, step after step, a failure alone, gone on with after a kill."""
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from prefect import get_client
@@ -19,6 +21,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from engine.errors import ConfigError, NightError
 from flows import prediction
 from flows.cli import batchloom
+from flows.command.run_flow import run_flow
 from flows.nights import in_time
 from flows.nights.night import night
 from flows.nights.night_file import load_night
@@ -124,6 +127,49 @@ file = "ranking"
 
 
 @pytest.mark.slow
+def test_a_night_with_a_failed_step_prints_how_each_ended_as_json(
+    nights: Any, write_night: Any, prefect_server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = '[[workload]]\nfile = "late.toml"\nafter = ["replies"]\n'
+    folder = nights.path.parent
+    (folder / "late.toml").write_text(REPLIES.replace('"replies"', '"late"').replace('"replies.sql"', '"late.sql"'))
+    (folder / "late.sql").write_text("select doc_id, query_id, reply as snippet from latest_replies")
+    file = write_night(sql="select doc_id, query_id, error('no snippets') as snippet from latest_snippets", more=more)
+    assert run_flow(night, [str(file), "--json"]) == 1
+    shown = capsys.readouterr()
+    done, failed, skipped = json.loads(shown.out)
+    assert (done["workload"], done["status"], done["num_ok"], done["error"]) == ("snippets", "completed", 12, None)
+    assert (failed["workload"], failed["status"]) == ("replies", "failed")
+    assert "no snippets" in failed["error"]
+    assert skipped == {"workload": "late", "status": "skipped", "error": None}
+    assert shown.err.splitlines()[-1].startswith("nightly: 1 of 3 workloads failed: replies: ")
+
+
+def test_a_night_shows_a_sample_of_each_step_whose_rows_are_there(
+    nights: Any, write_night: Any, prefect_server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the file says of its end and of readers; a step that fails fails alone."""
+    top, more = 'publish = "copy.duckdb"\nuntil = 2020-01-01T00:00:00\n', '[[workload]]\nfile = "ranking"\n'
+    file = write_night(night=top + NIGHT, more=more)
+    assert run_flow(night, [str(file), "--sample", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "no sample of steps whose rows depend on others: replies\n" in shown
+    assert "snippets: 3 of 12 rows answered as a sample, 0 of them failed" in shown
+    assert "ranking: 3 of 6 rows answered as a sample, 0 of them failed" in shown
+    assert shown.count("All rows, with 95% intervals") == 2
+
+    sql = "select doc_id, query_id, error('no snippets') as snippet from snippet_requests"
+    assert run_flow(night, [str(write_night(night=NIGHT.replace("after =", "# "), sql=sql)), "--sample", "3"]) == 1
+    shown, failure = capsys.readouterr()
+    assert "snippets: 3 of 12 rows answered as a sample, 0 of them failed" in shown
+    assert failure.startswith("nightly: 1 of 2 workloads failed: replies: ")
+    assert run_flow(night, [str(file), "--sample", "3", "--budget", "1h"]) == 1
+    assert capsys.readouterr().err == "nightly: --sample has no deadline: leave out --until and --budget\n"
+    assert nights.sql("select count(*) from runs union all select count(*) from snippets") == [(0,), (0,)]
+    assert not (nights.path.parent / "copy.duckdb").exists()
+    assert {path.name for path in nights.runs.iterdir()} <= {"cache", "lock"}
+
+
 def test_a_killed_night_goes_on_in_the_right_step(nights: Any, write_night: Any, prefect_server: str) -> None:
     """The step under way is two workloads in one plan: what both have finished is kept, and nothing is done twice."""
     folder = nights.path.parent
@@ -294,6 +340,20 @@ def test_check_is_content_with_a_good_night(nights: Any, write_night: Any, capsy
     assert capsys.readouterr().out == f"{file}: nothing is wrong; steps: 2, models: 1\n"
     assert nights.sql("select table_name from information_schema.tables order by all") == before
     assert not nights.runs.exists()
+
+
+def test_the_revision_of_a_hub_id_is_in_the_table_of_runs(
+    nights: Any, write_night: Any, tiny_llama: Path, prefect_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(model: str, revision: str, allow_patterns: list[str]) -> str:
+        assert (model, revision) == ("me/tiny", "release/v1")
+        return str(tiny_llama)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    file = write_night(model="me/tiny@release/v1")
+    assert batchloom(["check", str(file)]) == 0
+    night(file=file)
+    assert nights.sql("select model, num_ok from runs") == [("me/tiny@release/v1", 12)] * 2
 
 
 def test_a_night_of_embeddings_can_be_had_again(nights: Any, write_night: Any, prefect_server: str) -> None:
