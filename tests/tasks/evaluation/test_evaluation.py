@@ -527,6 +527,27 @@ def test_a_question_that_failed_leaves_the_rows_other_answers_right(mails: tuple
 
 
 @pytest.mark.usefixtures("few_replicates")
+def test_a_question_that_a_row_was_not_asked_has_no_answer_there(mails: tuple[Path, Workload]) -> None:
+    """A new question that a night with a deadline has asked of every second mail, in its second run."""
+    path, workload = mails
+    sql(
+        path,
+        "insert into mail_facets by name select i::varchar as id, true as urgent, if(r = 'r2', 'billing', null) as"
+        " topic, 'ok' as status, r as run_id, if(r = 'r2', '2026-01-02', '2026-01-01')::timestamptz as created_at"
+        " from range(8) as rows (i), unnest(['r1', 'r2']) as runs (r) where r = 'r1' or i % 2 = 0",
+    )
+    sql(path, "create table gold as select id, true as urgent, 'billing' as topic from mails")
+    evaluation = evaluate_answers.fn(path, workload, "gold")
+    found = values_of(evaluation)
+    assert (found["urgent", "accuracy", None], found["urgent", "coverage", None]) == (1, 1)
+    assert (found["topic", "accuracy", None], found["topic", "coverage", None]) == (1, 0.5)
+    assert {label for _, _, label in found} == {None, "true", "billing"}
+    for run_id, other in ((None, "r1"), ("r1", "r2")):
+        metrics = evaluate_answers.fn(path, workload, None, run_id=run_id, against=other).metrics
+        assert {each.column_name for each in metrics if each.metric == "agreement"} == {"urgent"}
+
+
+@pytest.mark.usefixtures("few_replicates")
 def test_the_time_on_the_report_page_is_utc_in_any_session(database: Path) -> None:
     add_rankings(database, [0.9, 0.2])
     add_gold(database, ["yes", "no"])
