@@ -54,6 +54,12 @@ class Hardware:
             )
         return kv_bytes
 
+    def resolve(self, config: EngineConfig) -> EngineConfig:
+        """The settings with the step tokens that an engine on this device takes in place of "auto"."""
+        if self.device.name == "cpu":
+            return config
+        return resolve_step_tokens(config, self.device, self.shape, self.free_bytes)
+
     def simulate(
         self,
         requests: Sequence[Request],
@@ -69,8 +75,7 @@ class Hardware:
             groups: their members' request_indices point into `requests`.
             kv_bytes, num_answer_tokens: memory for KV, and tokens of every answer.
         """
-        if self.device.name != "cpu":
-            config = resolve_step_tokens(config, self.device, self.shape, self.free_bytes)
+        config = self.resolve(config)
         steps = simulate_plan(
             requests,
             groups,
