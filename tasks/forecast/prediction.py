@@ -130,7 +130,8 @@ def predict_run(
     """Steps, tokens, memory and time of a run, before its model is loaded, from some of its partitions.
 
     Returns quantities named as in `RunFacts.prediction`, num_simulated_partitions of num_partitions, and speed_ratio;
-    with a deadline also num_fitting_partitions and num_fitting_rows, done by then; rows of a cut partition count, too.
+    with a deadline also num_fitting_partitions and num_fitting_prompts, done by then, where prompts of a cut partition
+    count, too, and num_begun_partitions.
 
     Args:
         job, summary: of one workload, or of several that are planned together, and of the plan.
@@ -162,8 +163,9 @@ def predict_run(
         shares = find_fitting(summary.dispatch_order, partition_seconds, team.num_engines, seconds_left)
         num_rows = summary.partition_rows
         fitting = {
+            "num_begun_partitions": len(shares),
             "num_fitting_partitions": sum(share == 1 for share in shares.values()),
-            "num_fitting_rows": float(sum(int(share * num_rows[partition]) for partition, share in shares.items())),
+            "num_fitting_prompts": float(sum(int(share * num_rows[partition]) for partition, share in shares.items())),
         }
     return fitting | {
         "num_steps": found.scale * found.simulated.num_steps,
