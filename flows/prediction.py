@@ -55,7 +55,6 @@ def predict_night(
     runs: Sequence[Run],
     job: InferJob,
     summary: PlanSummary,
-    num_answer_tokens: int,
     load_seconds: float = 0.0,
 ) -> Pace | None:
     """Note the prediction of a plan in its runs, for their reports. If it fails, only a warning is logged. Returns the
@@ -64,13 +63,12 @@ def predict_night(
     Args:
         runs: those with rows in the plan.
         job, summary: what is computed, and its plan.
-        num_answer_tokens: expected length of an answer.
         load_seconds: time until the first step, if there is a deadline.
     """
     team = night.workers.team(night.engine)
     left = None if night.deadline is None else max(0.0, night.deadline - time.time() - load_seconds)
     ratio = find_speed_ratio(night.source, night.engine)
-    state = predict_run(job, summary, num_answer_tokens, team, left, ratio, return_state=True)
+    state = predict_run(job, summary, team, left, ratio, return_state=True)
     if state.is_completed():
         found = state.result()
         if left is not None:
@@ -118,5 +116,5 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
         expected = length.expected_output_tokens
         job = night.make_job(plan, Member(run_folder=run.folder, workload=workload, expected_output_tokens=expected))
         ratio = find_speed_ratio(source, night.engine)
-        found = predict_run(job, summary, max(1, round(length.num_tokens)), team, None, ratio)
+        found = predict_run(job, summary, team, None, ratio)
         return list_portions(workload.name, summary, found["step_seconds"] / team.num_engines)

@@ -154,7 +154,7 @@ def infer_plan(
     if summary.num_rows and not is_short and night.source.method != "none":
         from flows.prediction import predict_night  # imported only when needed
 
-        pace = predict_night(night, runs, job, summary, max(1, round(num_answer_tokens)), load_seconds)
+        pace = predict_night(night, runs, job, summary, load_seconds)
     work = PlannedWork(
         num_rows=summary.num_rows,
         num_prompt_tokens=summary.sharing.num_processed_tokens,

@@ -76,7 +76,7 @@ def explain(
         with run.measure("simulate a cache"):  # of blocks, with rows in the order of the key and the same KV memory
             lru = replace(team.engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0, disaggregation="none")
             kv_bytes = hardware.kv_bytes(team.engine)
-            cached = hardware.simulate(form.ask(rows), rows.groups(), lru, kv_bytes, answer.num_tokens)
+            cached = hardware.simulate(form.ask(rows), rows.groups(), lru, kv_bytes)
         kept = KeptPrefixes.measure(rows, team.engine, hardware, run.database)
         where = "one partition" if summary.num_partitions == 1 else f"{summary.num_partitions:,} partitions"
         as_run = f"as run, in {where}" + (", without rows that do not fit" if prediction.num_oversized_rows else "")
@@ -144,7 +144,7 @@ def _simulate(
     def simulate(config: EngineConfig, kv_bytes: int, first_partition: int, num_partitions: int) -> SimulationSummary:
         start, end = np.searchsorted(rows.partition, [first_partition, first_partition + num_partitions])
         chosen = rows.take(np.arange(start, end))
-        return hardware.simulate(form.ask(chosen), chosen.groups(), config, kv_bytes, answer.num_tokens)
+        return hardware.simulate(form.ask(chosen), chosen.groups(), config, kv_bytes)
 
     found = predict(lambda partition: simulate(config, kv_bytes, partition, 1), plan, team.num_engines)
     run = found.simulated

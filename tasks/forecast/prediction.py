@@ -121,7 +121,6 @@ def spread(count: int) -> list[int]:
 def predict_run(
     job: InferJob,
     summary: PlanSummary,
-    num_answer_tokens: int,
     team: EngineTeam,
     seconds_left: float | None = None,
     speed_ratio: float = 1.0,
@@ -135,7 +134,6 @@ def predict_run(
 
     Args:
         job, summary: of one workload, or of several that are planned together, and of the plan.
-        num_answer_tokens: expected tokens of an answer.
         seconds_left: until the deadline, if there is one.
         speed_ratio: real over simulated time of a step.
         hardware: the team's; looked up if None.
@@ -154,7 +152,7 @@ def predict_run(
     def simulate(partition: int) -> SimulationSummary:
         rows = read_partition(job.plan, partition)
         requests = ask(rows, job, lambda workload, length: RequestForm.of(workload, codec, length))
-        return hardware.simulate(requests, rows.groups(), engine, kv_bytes, num_answer_tokens)
+        return hardware.simulate(requests, rows.groups(), engine, kv_bytes)
 
     found = predict(simulate, summary, team.num_engines, since=started)
     fitting = {}

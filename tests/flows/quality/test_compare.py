@@ -19,6 +19,8 @@ from tasks.answers.score import LabelScore
 from tasks.answers.thinking import ThinkingText
 from tasks.comparison.difference import Difference, PromptDiff, compare_with_gold, measure_agreement
 from tasks.comparison.paired_rows import PairedRow, list_changed
+from tasks.forecast.prediction import predict_run
+from tasks.runs.infer_job import InferJob
 from tasks.sample import AnsweredRow
 from tasks.workloads.workload import load_workload
 from tests.flows.conftest import ENGINE
@@ -56,6 +58,13 @@ def test_both_sides_answer_as_their_own_nights_would(
     )
     (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)
+    simulated, predict = list[InferJob](), predict_run.fn
+
+    def note(job: InferJob, *given: Any, **how: Any) -> Any:
+        simulated.append(job)
+        return predict(job, *given, **how)
+
+    monkeypatch.setattr(predict_run, "fn", note)
     found = run_compare(nights, old, new, sample=9, engine=ENGINE.model_copy(update={"keep_prefixes": "1GB"}))
     assert list(here.iterdir()) == [], "no KV is kept"
     assert len(found.rows) == 9
@@ -64,6 +73,8 @@ def test_both_sides_answer_as_their_own_nights_would(
     assert found.num_tokens_together < 0.9 * found.num_tokens_apart, "documents are computed once for both"
     assert found.forecast is not None
     assert (found.forecast.num_rows, found.forecast.answer_tokens.value > 0) == (12, True)
+    lengths = [round(sum(row[side].num_output_tokens for row in found.rows) / 9) for side in (0, 1)]
+    assert [member.expected_output_tokens for member in simulated[0].members] == lengths, "each side's own mean"
 
     nights.run(old, new)
     expected = {
