@@ -200,6 +200,21 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
         assert 0.88 < np.mean([low <= 0.5 <= high for low, high in bounds]) <= 0.99
 
 
+def test_intervals_of_a_reliability_diagram_stay_between_0_and_1() -> None:
+    """Rounding takes those of 15 wrong rows below, and those of 18 right ones above."""
+    with duckdb.connect() as connection:
+        for name in ("evaluated_rows", "calibration_view"):
+            connection.execute(statement(f"evaluate/create_{name}"))
+        connection.execute(
+            "insert into evaluated_rows by name select 'e' as evaluation_id, 'gold' as reference,"
+            " number::text || is_right as column_name, 0.55 as confidence, is_right"
+            " from range(1, 99) as numbers (number), range(number), unnest([true, false]) as answers (is_right)"
+        )
+        rows = connection.execute("select low, high from evaluation_calibration").fetchall()
+    assert len(rows) == 196
+    assert all(0 <= low <= high <= 1 for low, high in rows)
+
+
 @pytest.mark.usefixtures("few_replicates")
 @pytest.mark.parametrize("num_rows", [1, 5, 6])
 def test_a_bootstrap_of_few_rows_has_no_interval(database: Path, num_rows: int) -> None:
