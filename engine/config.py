@@ -57,8 +57,8 @@ class EngineConfig:
     output_reserve: Annotated[float, Field(ge=0, le=1)] = 1.0
     """share of an answer's expected tokens for which KV is reserved when its request starts"""
     order: Order = "ratio"
-    """which requests start first; ratio: groups with the most decode tokens per prefill token; fcfs: in table order;
-    sjf: shortest expected answer; priority: largest value of the priority column"""
+    """which requests start first; ratio: groups with the most decode tokens per prefill token; fcfs: in the order
+    of the key; sjf: shortest expected answer; priority: largest value of the priority column"""
     sharing: Sharing = "path"
     """which KV is shared; path: prefixes of the plan's groups, and blocks that several groups have in common; group:
     prefixes alone; lru: blocks found in an LRU cache, without a plan; none: no KV"""

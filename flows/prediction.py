@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from flows.workload_run import Night, begin_run, plan_rows, read_rows, tokenize_rows
 from tasks.forecast.load_time import find_speed_ratio
@@ -52,34 +52,35 @@ def forecast_rows(
 
 def predict_night(
     night: Night,
-    runs: Mapping[Run, float],
+    runs: Sequence[Run],
     job: InferJob,
     summary: PlanSummary,
-    num_answer_tokens: int,
     load_seconds: float = 0.0,
 ) -> Pace | None:
     """Note the prediction of a plan in its runs, for their reports. If it fails, only a warning is logged. Returns the
     `Pace` that corrects the forecast while the plan is computed, if the night has a deadline.
 
     Args:
-        runs: each run with rows in the plan, and its share of these rows.
+        runs: those with rows in the plan.
         job, summary: what is computed, and its plan.
-        num_answer_tokens: expected length of an answer.
         load_seconds: time until the first step, if there is a deadline.
     """
     team = night.workers.team(night.engine)
     left = None if night.deadline is None else max(0.0, night.deadline - time.time() - load_seconds)
     ratio = find_speed_ratio(night.source, night.engine)
-    state = predict_run(job, summary, num_answer_tokens, team, left, ratio, return_state=True)
+    state = predict_run(job, summary, team, left, ratio, return_state=True)
     if state.is_completed():
         found = state.result()
         if left is not None:
             found = {"load_seconds": load_seconds} | found
-        for run, share in runs.items():
-            own = {"num_fitting_rows": found["num_fitting_rows"] * share} if left is not None else {}
+        for run in runs:
+            own = {}
+            if left is not None:
+                share = found["num_fitting_prompts"] / summary.num_rows
+                own = {"num_fitting_rows": share * run.artifacts["requests"].num_rows}
             run.note(config={**run.record.config, "prediction": found | own})
         if left is not None and night.deadline is not None:
-            rows = f"{found['num_fitting_rows']:,.0f} of {summary.num_rows:,} prompts"
+            rows = f"{found['num_fitting_prompts']:,.0f} of {summary.num_rows:,} prompts"
             partitions = f"{found['num_fitting_partitions']:,.0f} of {summary.num_partitions:,} partitions"
             loading = f" beside {load_seconds:.0f} s of loading the model" if load_seconds >= 1 else ""
             LOGGER.info("%s: %.0f s to the deadline%s: %s, %s, should fit", job.title, left, loading, rows, partitions)
@@ -115,5 +116,5 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
         expected = length.expected_output_tokens
         job = night.make_job(plan, Member(run_folder=run.folder, workload=workload, expected_output_tokens=expected))
         ratio = find_speed_ratio(source, night.engine)
-        found = predict_run(job, summary, max(1, round(length.num_tokens)), team, None, ratio)
+        found = predict_run(job, summary, team, None, ratio)
         return list_portions(workload.name, summary, found["step_seconds"] / team.num_engines)

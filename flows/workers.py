@@ -1,7 +1,7 @@
 """Infers the partitions of a plan on the engine of this process, several engines of this host, or a Ray cluster."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -134,13 +134,13 @@ class Workers:
 
 
 def infer_plan(
-    night: "Night", job: InferJob, summary: PlanSummary, shares: Mapping[Run, float], num_answer_tokens: float
+    night: "Night", job: InferJob, summary: PlanSummary, runs: Sequence[Run], num_answer_tokens: float
 ) -> list[ArtifactRef] | None:
     """Predict a long plan, then infer its partitions; returns their parts, or None if the model cannot load in time.
 
     Args:
         job, summary: what all partitions have in common, and their plan in numbers.
-        shares: each run with rows in the plan, and its share of these rows.
+        runs: those with rows in the plan.
         num_answer_tokens: expected length of an answer.
     """
     load_seconds, pace = 0.0, None
@@ -154,17 +154,17 @@ def infer_plan(
     if summary.num_rows and not is_short and night.source.method != "none":
         from flows.prediction import predict_night  # imported only when needed
 
-        pace = predict_night(night, shares, job, summary, max(1, round(num_answer_tokens)), load_seconds)
+        pace = predict_night(night, runs, job, summary, load_seconds)
     work = PlannedWork(
         num_rows=summary.num_rows,
         num_prompt_tokens=summary.sharing.num_processed_tokens,
         answer_tokens=num_answer_tokens - 1,  # decode steps: prefill gives the first token
     )
-    with measure_all(shares, "infer"):
+    with measure_all(runs, "infer"):
         parts = night.workers.infer_partitions(job, summary.dispatch_order, work, pace)
     if pace is not None:
-        for run, share in shares.items():
-            pace.note(run, share)
+        for run in runs:
+            pace.note(run)
     return parts
 
 

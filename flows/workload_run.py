@@ -209,20 +209,20 @@ def plan_rows(source: Source, workload: Workload, run: Run, tokens: ArtifactRef)
 
 
 def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef, *, is_whole: bool = True) -> int:
-    """Infer every partition of a plan; returns how many rows the deadline left. See `infer_plan`, `count_left`."""
+    """Infer every partition of a plan; returns how many prompts the deadline left. See `infer_plan`, `count_left`."""
     summary = read_plan_summary(plan)
     sharing = summary.sharing
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info("%s: %s", workload.name, summary.text)
     answer = read_answer_length(night.source.database, workload)
     member = Member(run_folder=run.folder, workload=workload, expected_output_tokens=answer.expected_output_tokens)
-    parts = infer_plan(night, night.make_job(plan, member), summary, {run: 1.0}, answer.num_tokens)
+    parts = infer_plan(night, night.make_job(plan, member), summary, [run], answer.num_tokens)
     return summary.num_rows if parts is None else count_left(night, workload, parts, summary.num_rows, is_whole)
 
 
 def count_left(night: Night, workload: Workload, parts: list[ArtifactRef], num_rows: int, is_whole: bool = True) -> int:
-    """How many of the planned rows are in no part; raises if too many of the others failed. See `FailurePolicy.check`.
-    The need for crash isolation ends only where all open rows were planned (`is_whole`) and tried."""
+    """How many planned prompts are in no part; raises if too many of the others failed. See `FailurePolicy.check`. The
+    need for crash isolation ends only where all open rows were planned (`is_whole`) and tried."""
     reasons, num_tried = count_reasons(parts), sum(part.num_rows for part in parts)
     mark = isolation_mark(night.source.database, workload.name)
     if ENDED.reason in reasons:
@@ -234,9 +234,9 @@ def count_left(night: Night, workload: Workload, parts: list[ArtifactRef], num_r
 
 
 def end_run(run: Run, num_left: int) -> None:
-    """End a run that did not fail; the deadline left `num_left` rows unanswered."""
+    """End a run that did not fail; the deadline left `num_left` prompts unanswered."""
     if num_left:
-        run.end("deadline", f"{num_left:,} rows were not reached before the deadline")
+        run.end("deadline", f"{num_left:,} prompts were not reached before the deadline")
     else:
         run.end("completed")
 

@@ -73,14 +73,14 @@ def explain(
             codec = TextCodec.load(source.checkpoint) if workload.kind.has_labels else None
             form = RequestForm.of(workload, codec, answer.expected_output_tokens)
             prediction = _simulate(rows, num_prompts, summary, form, answer, team, hardware)
-        with run.measure("simulate a cache"):  # of blocks, with rows in table order and the same KV memory
+        with run.measure("simulate a cache"):  # of blocks, with rows in the order of the key and the same KV memory
             lru = replace(team.engine, sharing="lru", order="fcfs", keep_prefixes_bytes=0, disaggregation="none")
             kv_bytes = hardware.kv_bytes(team.engine)
-            cached = hardware.simulate(form.ask(rows), rows.groups(), lru, kv_bytes, answer.num_tokens)
+            cached = hardware.simulate(form.ask(rows), rows.groups(), lru, kv_bytes)
         kept = KeptPrefixes.measure(rows, team.engine, hardware, run.database)
         where = "one partition" if summary.num_partitions == 1 else f"{summary.num_partitions:,} partitions"
         as_run = f"as run, in {where}" + (", without rows that do not fit" if prediction.num_oversized_rows else "")
-        in_cache = "LRU cache of blocks, table order"
+        in_cache = "LRU cache of blocks, order of the key"
         counts = {"none": counts.pop("none"), in_cache: cached.num_prompt_tokens, **counts}
         counts[as_run] = prediction.run.num_prompt_tokens  # partitions share nothing; preempted work is repeated
         num_lost = dict.fromkeys((in_cache, as_run), prediction.num_oversized_tokens)
@@ -110,7 +110,7 @@ def explain(
         field_orders=tuple(orders),
         prediction=prediction,
         kept_prefixes=kept,
-        advice=(*advise(policies, best, orders, prediction), *advise_keeping(kept)),
+        advice=(*advise(policies, best, orders, prediction, source.block_size), *advise_keeping(kept)),
         seconds=dict(run.record.seconds),
     )
 
@@ -139,12 +139,12 @@ def _simulate(
     hardware: Hardware,
 ) -> Prediction:
     """Simulate every partition, and a few of them with other settings. Each row has `num_prompts` prompts."""
-    config, shape, kv_bytes = team.engine, hardware.shape, hardware.kv_bytes(team.engine)
+    config, shape, kv_bytes = hardware.resolve(team.engine), hardware.shape, hardware.kv_bytes(team.engine)
 
     def simulate(config: EngineConfig, kv_bytes: int, first_partition: int, num_partitions: int) -> SimulationSummary:
         start, end = np.searchsorted(rows.partition, [first_partition, first_partition + num_partitions])
         chosen = rows.take(np.arange(start, end))
-        return hardware.simulate(form.ask(chosen), chosen.groups(), config, kv_bytes, answer.num_tokens)
+        return hardware.simulate(form.ask(chosen), chosen.groups(), config, kv_bytes)
 
     found = predict(lambda partition: simulate(config, kv_bytes, partition, 1), plan, team.num_engines)
     run = found.simulated

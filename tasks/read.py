@@ -173,12 +173,14 @@ class AnswerLength:
 
 
 def read_answer_length(database: str | Path, workload: Workload) -> AnswerLength:
-    """The mean length of the workload's earlier answers, rounded, else the most tokens that it allows."""
+    """The mean length, rounded, of answers of the workload's newest runs, or of all in its table if it is new or was
+    changed; without any, the most tokens that it allows."""
     most, table = workload.kind.max_answer_tokens, workload.output.table
     if workload.kind.is_decoded:
         with connect(database, read_only=True) as connection:
-            if table.lower() in list_relations(connection):
-                (mean, num_answers), *_ = execute(connection, "read/mean_answer_tokens", table=table).fetchall()
+            if {table.lower(), "runs"} <= list_relations(connection).keys():
+                found = execute(connection, "read/mean_answer_tokens", {"digest": workload.digest}, table=table)
+                (mean, num_answers), *_ = found.fetchall()
                 if num_answers:
                     return AnswerLength(num_tokens=min(max(1, round(mean)), most), num_earlier_answers=num_answers)
     return AnswerLength(num_tokens=most)

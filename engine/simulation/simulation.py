@@ -60,7 +60,7 @@ def simulate_plan(
     requests: Sequences[Request],
     groups: Sequences[PrefixGroup],
     *,
-    num_answer_tokens: int,
+    num_answer_tokens: int | None = None,
     num_kv_blocks: int,
     config: EngineConfig,
     roofline: Roofline,
@@ -70,7 +70,8 @@ def simulate_plan(
 
     Args:
         groups: their members' request_indices point into `requests`.
-        num_answer_tokens: length of every answer, at most its request's max_new_tokens; >= 1.
+        num_answer_tokens: length of every answer, at most its request's max_new_tokens; >= 1. None: as each request
+            expects.
         config: the policies, and the limits of a step. Host memory for swapped KV is assumed to suffice, and the time
             of its copies is not counted.
         windows: of the block tables of the model's layers (`KVLayout`).
@@ -85,7 +86,9 @@ def simulate_plan(
     )
 
     def follow(sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
-        return (), "length" if place + 1 - sequence.num_suffix >= num_answer_tokens else None
+        request = sequence.request
+        most = num_answer_tokens or request.expected_output_tokens or request.max_new_tokens
+        return (), "length" if place + 1 - sequence.num_suffix >= most else None
 
     number, window_shares = 0, roofline.window_shares
     while scheduler.num_unfinished:

@@ -147,9 +147,9 @@ class NightRun:
         seconds_left, is_full = max(0.0, self._deadline - time.time()), self._use(first[0].model).source.full
         for name, share in allot(portions, models, load_seconds, seconds_left).items():
             self._reserved[name] = share.seconds
-            rows = f"{share.num_rows:,} of {share.num_rows + share.num_left:,} rows"
+            prompts = f"{share.num_rows:,} of {share.num_rows + share.num_left:,} prompts"
             line = "%s: %s should fit before the deadline, %s are left for the next night%s"
-            LOGGER.info(line, name, rows, f"{share.num_left:,}", NEEDS_FULL if is_full and share.num_left else "")
+            LOGGER.info(line, name, prompts, f"{share.num_left:,}", NEEDS_FULL if is_full and share.num_left else "")
         self._least_spare = 0.0 if is_full else LEAST_SPARE * seconds_left
 
     def list_left(self, outcomes: Mapping[str, Outcome]) -> list[Step]:

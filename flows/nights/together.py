@@ -74,7 +74,7 @@ def _write(workload: Workload, run: Run, end: int | Exception | None) -> RunSumm
 
 
 def _answer(night: Night, runs: Sequence[WorkloadRun]) -> dict[str, int | Exception]:
-    """Read, tokenize, plan and infer; gives by workload the number of rows that the deadline left, or its error."""
+    """Read, tokenize, plan and infer; gives by workload the number of prompts that the deadline left, or its error."""
     source = night.source
     found = [read_rows(source, workload, run) for workload, run in runs]
     ends: dict[str, int | Exception] = {}
@@ -156,8 +156,8 @@ def infer_together(
     job = night.make_job(plan, *members)
     LOGGER.info("%s: %s", job.title, summary.text)
     num_answer_tokens = _average([length.num_tokens for length in lengths], tokens)
-    shares = {run: count_planned(ref) / max(1, summary.num_rows) for (_, run), ref in zip(runs, tokens, strict=True)}
-    return None if infer_plan(night, job, summary, shares, num_answer_tokens) is None else job
+    parts = infer_plan(night, job, summary, [run for _, run in runs], num_answer_tokens)
+    return None if parts is None else job
 
 
 def _average(values: Sequence[int], tokens: Sequence[ArtifactRef]) -> float:

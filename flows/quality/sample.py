@@ -62,7 +62,7 @@ def _show(night: Night, workload: Workload, run: Run, sample: Sample, plan: Arti
     rows = read_answers(workload, sample.requests, run.artifacts["tokens"], run.list_parts())
     output_tokens = [row.num_output_tokens for row in rows if row.error is None]
     job = night.make_job(run.artifacts["plan"], Member(run_folder=run.folder, workload=workload))
-    answered = AnsweredSample(job=job, output_tokens=output_tokens, steps=run.list_steps())
+    answered = AnsweredSample(job=job, output_tokens=[output_tokens], steps=run.list_steps())
     shown = (workload.name, sample, rows, forecast_rows(night, plan, workload, output_tokens, answered))
     LOGGER.info("%s", render_sample(*shown))
     description = f"{workload.name}: {len(rows):,} of {sample.num_all:,} rows answered"

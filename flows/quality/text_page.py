@@ -1,6 +1,7 @@
 """A page of text, for a terminal and for an artifact of its flow run."""
 
 import io
+import re
 import shutil
 from collections.abc import Iterable
 from typing import IO
@@ -14,10 +15,14 @@ from tasks.runs.run_summary import artifact_key
 
 ARTIFACT_COLUMNS = 140
 
+_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters of rows that would move the cursor, change the terminal or the direction of text; they have no width."""
+
 
 def make_console(width: int | None = None, file: IO[str] | None = None) -> Console:
     """A console that prints text as it is: brackets are no markup, ``:name:`` is no emoji, numbers have no colour."""
-    return Console(width=width, file=file, markup=False, emoji=False, highlight=False)
+    is_terminal = None if file is None else False
+    return Console(width=width, file=file, force_terminal=is_terminal, markup=False, emoji=False, highlight=False)
 
 
 class TextPage:
@@ -30,8 +35,8 @@ class TextPage:
 
     @property
     def text(self) -> str:
-        """The page without trailing spaces."""
-        return "\n".join(line.rstrip() for line in self._file.getvalue().rstrip().splitlines())
+        """The page without trailing spaces and control characters."""
+        return "\n".join(line.rstrip() for line in _CONTROLS.sub("", self._file.getvalue()).rstrip().splitlines())
 
 
 def make_table(title: str, texts: Iterable[str], numbers: Iterable[str] = (), *, show_lines: bool = False) -> Table:
@@ -56,7 +61,9 @@ def publish_page(kind: str, workload: str, text: str, description: str) -> None:
         kind: of page, such as "forecast".
         description: one line.
     """
-    create_markdown_artifact(markdown=f"```\n{text}\n```", key=artifact_key(kind, workload), description=description)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))  # longer than any in the text
+    markdown = f"{fence}\n{text}\n{fence}"
+    create_markdown_artifact(markdown=markdown, key=artifact_key(kind, workload), description=description)
 
 
 def escape_controls(text: str) -> str:

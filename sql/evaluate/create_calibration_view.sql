@@ -35,9 +35,21 @@ select
     mean_confidence,
     share_right,
     -- Wilson's interval, 95%
-    (share_right + 1.9208 / num_rows - 1.96 * sqrt(share_right * (1 - share_right) / num_rows + 0.9604 / num_rows ** 2))
+    greatest(
+        0,
+        share_right
+        + 1.9208 / num_rows
+        - 1.96 * sqrt(share_right * (1 - share_right) / num_rows + 0.9604 / num_rows ** 2)
+    )
     / (1 + 3.8416 / num_rows) as low,
-    (share_right + 1.9208 / num_rows + 1.96 * sqrt(share_right * (1 - share_right) / num_rows + 0.9604 / num_rows ** 2))
-    / (1 + 3.8416 / num_rows) as high
+    least(
+        1,
+        (
+            share_right
+            + 1.9208 / num_rows
+            + 1.96 * sqrt(share_right * (1 - share_right) / num_rows + 0.9604 / num_rows ** 2)
+        )
+        / (1 + 3.8416 / num_rows)
+    ) as high
 from bins
 order by all

@@ -1,15 +1,16 @@
 -- purpose: each expected value of a column, as the answer's type, with the answer. In mode decide, a row whose status is
---          error has the answers of its other questions
+--          error has the answers of its other questions, and a row may not have been asked each question yet
 -- grain:   one row per expected row
 -- inputs:  batchloom_expected_rows, batchloom_answers, macro probability_of_answer
 -- identifiers: {expected}, {answer}, {probability} (batchloom_no_probability if the workload gives none)
--- parameters: none
+-- parameters: $is_nullable (whether null is an answer)
 
 create or replace temp table batchloom_pairs as
 select
     expected_rows.request_key,
     case
         when answers.{answer} is not null then 'ok'
+        when answers.status = 'ok' and not $is_nullable then 'unanswered'
         else coalesce(answers.status, 'unanswered')
     end as status,
     decode(encode(expected_rows.{expected}::varchar), 'replace') as given,

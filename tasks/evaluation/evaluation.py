@@ -250,7 +250,8 @@ class Comparison:
 
     def _pair(self, column: ComparedColumn) -> None:
         probability = column.probability or "batchloom_no_probability"
-        self.execute("gold/pairs", expected=column.expected, answer=column.name, probability=probability)
+        identifiers = {"expected": column.expected, "answer": column.name, "probability": probability}
+        self.execute("gold/pairs", {"is_nullable": column.is_nullable}, **identifiers)
 
     def _insert(self, column: ComparedColumn, reference: str, right: str) -> None:
         parameters = {"column": column.name, "kind": column.kind, "reference": reference, "right": right}

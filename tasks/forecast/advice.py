@@ -62,12 +62,14 @@ def advise(
     best_saving_ratio: float,
     orders: Sequence[FieldOrder],
     prediction: Prediction | None,
+    block_size: int | None,
 ) -> tuple[str, ...]:
     """Sentences of advice: first about the template, then about settings, the most helpful first.
 
     Args:
         policies: the last but one is the plan, the last one the plan in partitions; see `Forecast`.
         orders: of the template's fields, best first.
+        block_size: tokens of the blocks that groups share; None if they share none.
     """
     sentences = []
     current = next((order for order in orders if order.is_current), None)
@@ -83,9 +85,10 @@ def advise(
             sentences.append(f"{what_if.option} would take {1 - what_if.time_ratio:.0%} less time.")
     planned, run = policies[-2].token_saving_ratio, policies[-1].token_saving_ratio
     if best_saving_ratio - planned >= LEAST_GAIN:
+        remedy = "--sharing path" if block_size is None else "a smaller --block-size"
         sentences.append(
             f"{best_saving_ratio - planned:.0%} of the prompt tokens are shared, too, but within blocks or on deeper "
-            f"levels than the plan uses: a smaller --block-size reaches more of them."
+            f"levels than the plan uses: {remedy} reaches more of them."
         )
     num_lost, num_oversized = prediction.run.num_preempted_requests, prediction.num_oversized_rows
     if planned - run >= LEAST_GAIN and not num_lost:

@@ -54,27 +54,30 @@ class Hardware:
             )
         return kv_bytes
 
+    def resolve(self, config: EngineConfig) -> EngineConfig:
+        """The settings with the step tokens that an engine on this device takes in place of "auto"."""
+        if self.device.name == "cpu":
+            return config
+        return resolve_step_tokens(config, self.device, self.shape, self.free_bytes)
+
     def simulate(
         self,
         requests: Sequence[Request],
         groups: Sequence[PrefixGroup],
         config: EngineConfig,
         kv_bytes: int,
-        num_answer_tokens: int,
     ) -> SimulationSummary:
-        """Simulate one engine on this device with these groups; `ConfigError` if the device has no rate for the number
-        format.
+        """Simulate one engine on this device with these groups and answers of expected length; `ConfigError` if the
+        device has no rate for the number format.
 
         Args:
             groups: their members' request_indices point into `requests`.
-            kv_bytes, num_answer_tokens: memory for KV, and tokens of every answer.
+            kv_bytes: memory for KV.
         """
-        if self.device.name != "cpu":
-            config = resolve_step_tokens(config, self.device, self.shape, self.free_bytes)
+        config = self.resolve(config)
         steps = simulate_plan(
             requests,
             groups,
-            num_answer_tokens=num_answer_tokens,
             num_kv_blocks=kv_bytes // self.shape.kv_block_bytes(config),
             config=config,
             roofline=Roofline(self.shape, self.device, self.dtype),

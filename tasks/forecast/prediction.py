@@ -121,7 +121,6 @@ def spread(count: int) -> list[int]:
 def predict_run(
     job: InferJob,
     summary: PlanSummary,
-    num_answer_tokens: int,
     team: EngineTeam,
     seconds_left: float | None = None,
     speed_ratio: float = 1.0,
@@ -130,11 +129,11 @@ def predict_run(
     """Steps, tokens, memory and time of a run, before its model is loaded, from some of its partitions.
 
     Returns quantities named as in `RunFacts.prediction`, num_simulated_partitions of num_partitions, and speed_ratio;
-    with a deadline also num_fitting_partitions and num_fitting_rows, done by then; rows of a cut partition count, too.
+    with a deadline also num_fitting_partitions and num_fitting_prompts, done by then, where prompts of a cut partition
+    count, too, and num_begun_partitions.
 
     Args:
         job, summary: of one workload, or of several that are planned together, and of the plan.
-        num_answer_tokens: expected tokens of an answer.
         seconds_left: until the deadline, if there is one.
         speed_ratio: real over simulated time of a step.
         hardware: the team's; looked up if None.
@@ -153,7 +152,7 @@ def predict_run(
     def simulate(partition: int) -> SimulationSummary:
         rows = read_partition(job.plan, partition)
         requests = ask(rows, job, lambda workload, length: RequestForm.of(workload, codec, length))
-        return hardware.simulate(requests, rows.groups(), engine, kv_bytes, num_answer_tokens)
+        return hardware.simulate(requests, rows.groups(), engine, kv_bytes)
 
     found = predict(simulate, summary, team.num_engines, since=started)
     fitting = {}
@@ -162,8 +161,9 @@ def predict_run(
         shares = find_fitting(summary.dispatch_order, partition_seconds, team.num_engines, seconds_left)
         num_rows = summary.partition_rows
         fitting = {
+            "num_begun_partitions": len(shares),
             "num_fitting_partitions": sum(share == 1 for share in shares.values()),
-            "num_fitting_rows": float(sum(int(share * num_rows[partition]) for partition, share in shares.items())),
+            "num_fitting_prompts": float(sum(int(share * num_rows[partition]) for partition, share in shares.items())),
         }
     return fitting | {
         "num_steps": found.scale * found.simulated.num_steps,

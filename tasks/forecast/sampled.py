@@ -63,10 +63,11 @@ class SampledForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredSample:
-    """A sample that was answered: the job that answered it, the output tokens of each answer, and the step records."""
+    """A sample that was answered: the job that answered it, the output tokens of each answer by member of the job, and
+    the step records."""
 
     job: InferJob
-    output_tokens: Sequence[int]
+    output_tokens: Sequence[Sequence[int]]
     steps: Sequence[ArtifactRef]
 
 
@@ -90,14 +91,13 @@ def forecast_whole(
     whole = read_plan_summary(plan)
     length = mean_of(np.array(output_tokens, dtype=float), whole.num_rows, workload.kind.max_answer_tokens)
 
-    def simulate(job: InferJob, num_tokens: float) -> dict[str, float]:
-        num_answer_tokens = max(1, round(num_tokens))
-        expected = num_answer_tokens if output_tokens else None
-        members = tuple(replace(member, expected_output_tokens=expected) for member in job.members)
-        summary = read_plan_summary(job.plan)
-        return predict_run.fn(replace(job, members=members), summary, num_answer_tokens, team, hardware=hardware)
+    def simulate(job: InferJob, *means: float) -> dict[str, float]:
+        pairs = zip(job.members, means, strict=True)
+        members = tuple(replace(member, expected_output_tokens=max(1, round(mean))) for member, mean in pairs)
+        return predict_run.fn(replace(job, members=members), read_plan_summary(job.plan), team, hardware=hardware)
 
-    simulated = simulate(sample.job, sum(sample.output_tokens) / max(1, len(sample.output_tokens)))
+    means = (sum(lengths) / max(1, len(lengths)) for lengths in sample.output_tokens)
+    simulated = simulate(sample.job, *means)
     ratio = _compare_speed(sample.steps, simulated["step_seconds"])
     all_rows = replace(sample.job.first, workload=workload, first_row_id=0)
     of_all = cache(partial(simulate, replace(sample.job, plan=plan, members=(all_rows,))))

@@ -11,7 +11,7 @@ from tasks.runs.run import Run
 LOGGER = logging.getLogger("batchloom")
 
 LEAST_CHANGE = 0.05
-"""Share of the rows by which a forecast must change to be logged again."""
+"""Share of the prompts by which a forecast must change to be logged again."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -21,10 +21,10 @@ class Pace:
 
     Attributes:
         order: in which partitions are begun.
-        seconds, num_rows: forecast and rows of each partition, by its number.
+        seconds, num_rows: forecast and prompts of each partition, by its number.
         load_seconds: forecast for loading the model in each engine.
         begun, deadline: Unix times of the forecast and the end.
-        half_time_rows: rows done by the deadline, as forecast at half of the time; None before.
+        half_time_rows: prompts done by the deadline, as forecast at half of the time; None before.
     """
 
     title: str
@@ -59,7 +59,7 @@ class Pace:
             if abs(num_rows - self._logged_rows) > LEAST_CHANGE * total:
                 self._logged_rows = num_rows
                 LOGGER.info(
-                    "%s: partitions take %.2f times what was forecast: %s of %s rows should be done by the deadline",
+                    "%s: partitions take %.2f times what was forecast: %s of %s prompts should be done by the deadline",
                     *(self.title, self.factor, f"{num_rows:,}", f"{total:,}"),
                 )
 
@@ -73,7 +73,7 @@ class Pace:
         return seconds / forecast if seconds > 0 and forecast > 0 else 1.0
 
     def forecast_rows(self, now: float) -> int:
-        """Rows that will be done by the deadline, according to the corrected forecast."""
+        """Prompts that will be done by the deadline, according to the corrected forecast."""
         begun = {*self._running, *self._ended}
         order = [*self._running, *(partition for partition in self.order if partition not in begun)]
         factor, left = self.factor, max(0.0, self.deadline - now)
@@ -91,10 +91,11 @@ class Pace:
     def _find_load(self, partition: int) -> float:
         return self.load_seconds if partition in self.order[: self.num_engines] else 0.0
 
-    def note(self, run: Run, share: float = 1.0) -> None:
-        """Keep the corrected forecast in the run's record, for its report; `share` is the run's share of all rows."""
+    def note(self, run: Run) -> None:
+        """Keep the corrected forecast in the run's record, for its report, in rows of the run."""
         if self._ended:
             prediction = dict(run.record.config["prediction"]) | {"pace": self.factor}
             if self.half_time_rows is not None:
-                prediction["half_time_rows"] = self.half_time_rows * share
+                share = self.half_time_rows / sum(self.num_rows)
+                prediction["half_time_rows"] = share * run.artifacts["requests"].num_rows
             run.note(config={**run.record.config, "prediction": prediction})

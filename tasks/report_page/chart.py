@@ -1,6 +1,7 @@
 """Draws charts as SVG: the axes and the marks in them."""
 
 import math
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,7 +33,13 @@ def element(tag: str, *children: str, **attributes: str | float) -> Markup:
 
 def text_width(text: str) -> float:
     """Most pixels of a label in 12 pixel DejaVu Sans, the widest of the page's fonts."""
-    return sum(5.0 if c in NARROW_CHARACTERS else 11.8 if c in WIDE_CHARACTERS else 7.8 for c in text)
+    return sum(map(_width, text))
+
+
+def _width(character: str) -> float:
+    if unicodedata.east_asian_width(character) in "WF":  # of Chinese, Japanese and Korean scripts, and emoji
+        return 12.5
+    return 5.0 if character in NARROW_CHARACTERS else 11.8 if character in WIDE_CHARACTERS else 7.8
 
 
 def place_labels(labels: Sequence[tuple[float, str]], most_rows: int) -> list[tuple[float, str, int]]:

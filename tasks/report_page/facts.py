@@ -61,6 +61,14 @@ class RunFacts:
     prediction: Mapping[str, float]
 
 
+def count_computed_prompt_tokens(facts: RunFacts) -> int:
+    """Prompt tokens that were computed for the run's rows. As planned, where steps also have those of other rows: of
+    workloads that were planned with these, or of rows that are left unanswered."""
+    if facts.run.is_shared or facts.run.num_unanswered:
+        return int(facts.run.num_prompt_tokens - facts.run.num_cached_tokens)
+    return int(facts.totals.num_suffix_tokens + facts.totals.num_prefix_tokens)
+
+
 def read_run(connection: duckdb.DuckDBPyConnection, run_id: str | None = None) -> Row:
     """The row of a run; None for the newest run that had something to do. `DatabaseError` if there is no such run."""
     for run in _read(connection, "run", {"run_id": run_id}):

@@ -1,6 +1,6 @@
 """The main numbers of a run, and findings about it with remedies."""
 
-from tasks.report_page.facts import RunFacts
+from tasks.report_page.facts import RunFacts, count_computed_prompt_tokens
 from tasks.report_page.quantity import count, percent, seconds
 from tasks.runs.run_record import NEEDS_FULL
 
@@ -8,6 +8,9 @@ LARGE_SHARE = 0.2
 """Share of the time, the steps or the tokens from which on a finding is mentioned."""
 
 FULL_KV = 0.95
+
+FEWEST_ROWS = 10
+"""Fewest answered rows from which on a template is said to share little."""
 
 
 def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
@@ -29,8 +32,8 @@ def key_figures(facts: RunFacts) -> list[tuple[str, str, str]]:
         saved, best = run.num_cached_tokens / run.num_prompt_tokens, run.best_token_saving_ratio or 0.0
         scope = " for all rows anew" if saved > best + 1e-9 else ""
         limit = "planned with others" if run.is_shared else f"at best {percent(best)}{scope}"
-        computed = totals.num_suffix_tokens + totals.num_prefix_tokens
-        if computed > run.num_prompt_tokens - run.num_cached_tokens and not run.is_shared:
+        computed = count_computed_prompt_tokens(facts)
+        if computed > run.num_prompt_tokens - run.num_cached_tokens:
             limit += f"; {percent(1 - computed / run.num_prompt_tokens)} with what was computed twice"
         figures.append(("prompt tokens saved", percent(saved), limit))
     steps = (
@@ -57,7 +60,7 @@ def find_remarkable(facts: RunFacts) -> list[str]:
 def _find_outcome(facts: RunFacts) -> list[str]:
     run, found = facts.run, []
     if run.error:
-        ended = "ended by its deadline" if run.status == "deadline" else f"was {run.status}"
+        ended = {"deadline": "ended by its deadline", "failed": "failed"}.get(run.status, f"was {run.status}")
         found.append(f"The run {ended}: {run.error}.")
     if run.num_unanswered:
         rest = NEEDS_FULL if facts.config.get("full") else ""
@@ -117,7 +120,7 @@ def _find_lost_sharing(facts: RunFacts) -> list[str]:
     if not run.num_prompt_tokens or best is None:
         return []
     saved = run.num_cached_tokens / run.num_prompt_tokens
-    if best < LARGE_SHARE:
+    if best < LARGE_SHARE and run.num_ok >= FEWEST_ROWS:
         return [
             f"The prompts share few beginnings: at best {percent(best)} of their tokens could be saved. A template "
             "that begins with what many rows have in common shares more."

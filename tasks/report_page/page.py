@@ -74,8 +74,10 @@ def _compare_prediction(facts: RunFacts) -> Iterator[tuple[str, str, str, str]]:
             "load_seconds": ("until the first step: loading the model", loading, seconds),
             "num_fitting_rows": ("rows done by the deadline", num_done, count),
             "half_time_rows": ("the same, as forecast at half-time", num_done, count),
-            "num_fitting_partitions": ("partitions done by the deadline", totals.num_partitions, count),
+            "num_begun_partitions": ("partitions begun by then", totals.num_partitions, count),
         }
+    elif facts.run.num_unanswered:
+        return  # the prediction is of the whole run
     elif totals.num_engines == 1:
         del actual["elapsed_seconds"]  # the same as all steps
     for name, (title, value, as_text) in actual.items():

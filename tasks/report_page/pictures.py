@@ -6,7 +6,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from tasks.report_page.chart import NARROW, WIDE, Chart, Picture, element, text_width
-from tasks.report_page.facts import Row, RunFacts
+from tasks.report_page.facts import Row, RunFacts, count_computed_prompt_tokens
 from tasks.report_page.quantity import between, count, percent, seconds, short
 from tasks.report_page.timeline import draw_timeline
 
@@ -49,21 +49,25 @@ def draw_pictures(facts: RunFacts) -> dict[str, Picture]:
 
 
 def find_stages(facts: RunFacts) -> list[Part]:
-    """Wall time of each stage of the flow, and of the time between stages."""
-    known = {stage: value for stage in STAGES if (value := getattr(facts.run, f"{stage}_seconds")) is not None}
-    known["between stages"] = max(facts.run.total_seconds - sum(known.values()), 0.0)
+    """Wall time of each stage of the flow, and of the time between stages; where a process was killed, that of its
+    steps."""
+    values = {stage: getattr(facts.run, f"{stage}_seconds") for stage in STAGES}
+    rest = max(facts.run.total_seconds - sum(value for value in values.values() if value is not None), 0.0)
+    if values["infer"] is None and facts.totals.num_steps:
+        values["infer"] = min(facts.totals.elapsed_seconds, rest)
+        rest -= values["infer"]
+    known = {stage: value for stage, value in values.items() if value is not None} | {"between stages": rest}
     total = sum(known.values()) or 1.0
     return [Part(stage, value, value / total, "plain") for stage, value in known.items()]
 
 
 def find_savings(facts: RunFacts) -> list[Part]:
     """Prompt tokens without sharing, as planned (Eq. 2 of BatchLLM), as computed, and at best."""
-    run, totals, most = facts.run, facts.totals, facts.run.num_prompt_tokens
-    computed = most - run.num_cached_tokens if run.is_shared else totals.num_suffix_tokens + totals.num_prefix_tokens
+    run, most = facts.run, facts.run.num_prompt_tokens
     levels = [
         ("without sharing", 0.0, "quiet"),
         ("planned (Eq. 2)", run.token_saving_ratio, "plain"),
-        ("computed", 1 - computed / (most or 1), "suffix"),
+        ("computed", 1 - count_computed_prompt_tokens(facts) / (most or 1), "suffix"),
         ("the fewest possible", run.best_token_saving_ratio, "prefix"),
     ]
     return [Part(name, most * (1 - saved), saved, kind) for name, saved, kind in levels if saved is not None]

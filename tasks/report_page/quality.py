@@ -1,7 +1,7 @@
 """Draws the evaluation against gold rows: metrics with intervals, reliability, confusion."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import attrgetter
 
 from markupsafe import Markup
@@ -18,10 +18,13 @@ MOST_LABELS = 12
 
 CELL_WIDTH, CELL_HEIGHT, LABEL_WIDTH = 96.0, 30.0, 170.0
 
+FAINTEST, DARKEST = 0.1, 0.48
+"""Opacity of a cell with a share of 0 and of 1: a count in front of the darkest one can be read in dark mode, too."""
+
 
 def draw_quality(facts: RunFacts) -> dict[str, Picture]:
     """The pictures by the slug of their figure; empty if the answers were not evaluated."""
-    shares = [each for each in facts.metrics if not each.label and -1 <= each.value <= 1]
+    shares = [each for each in facts.metrics if not each.label and each.metric != "mean_absolute_error"]
     pictures = {"metrics": _draw_metrics(shares)} if shares else {}
     for number, (_, bins) in enumerate(by_column(facts.calibration), start=1):
         pictures[f"reliability-{number}"] = _draw_reliability(bins)
@@ -44,7 +47,7 @@ def interval(each: Row) -> str:
 
 def _draw_metrics(metrics: Sequence[Row]) -> Picture:
     """A dot with an interval for each metric, on a scale from 0 to 1; it reaches further if an interval does."""
-    names = [_short(f"{_short(each.column_name, 34)}: {each.metric}", 56) for each in metrics]
+    names = [_short(f"{_short(each.column_name, 265)}: {each.metric}", 437) for each in metrics]
     left = max(NAME_WIDTH, max(map(text_width, names)) + 24)
     right, height = WIDE - VALUE_WIDTH, len(metrics) * ROW_HEIGHT
     least = min(0.0, *(float(each.value if each.low is None else each.low) for each in metrics))
@@ -91,13 +94,11 @@ def _draw_confusion(cells: Sequence[Row], labels: Sequence[str]) -> Picture:
     """Expected labels from top to bottom, answered ones from left to right; darker cells are larger shares of a row."""
     expected = sorted({each.expected for each in cells})
     totals = {label: sum(each.num_rows for each in cells if each.expected == label) for label in expected}
-    marks = [
-        element("text", _short(label), x=LABEL_WIDTH + (n + 0.5) * CELL_WIDTH, y=TOP + 6, class_="tick middle")
-        for n, label in enumerate(labels)
-    ]
+    places = ((LABEL_WIDTH + (n + 0.5) * CELL_WIDTH, _short(label, CELL_WIDTH - 6)) for n, label in enumerate(labels))
+    marks = [element("text", heading, x=x, y=TOP + 6, class_="tick middle") for x, heading in places]
     for row, label in enumerate(expected):
         y = TOP + 14 + row * CELL_HEIGHT
-        marks.append(element("text", _short(label), x=LABEL_WIDTH - 10, y=y + 20, class_="name end"))
+        marks.append(element("text", _short(label, LABEL_WIDTH - 16), x=LABEL_WIDTH - 10, y=y + 20, class_="name end"))
         for each in cells:
             if each.expected != label:
                 continue
@@ -105,7 +106,7 @@ def _draw_confusion(cells: Sequence[Row], labels: Sequence[str]) -> Picture:
             kind = "prefix" if each.answer == label else "suffix"
             tip = f"{label} expected, {each.answer} answered: {count(each.num_rows)} rows, {percent(share)}"
             size = {"width": CELL_WIDTH - 2, "height": CELL_HEIGHT - 2}
-            opacity = 0.15 + 0.85 * share
+            opacity = FAINTEST + (DARKEST - FAINTEST) * share
             box = element("rect", x=x + 1, y=y, **size, class_=kind, fill_opacity=opacity, data_tip=tip)
             marks += [box, element("text", count(each.num_rows), x=x + CELL_WIDTH / 2, y=y + 19, class_="name middle")]
     needed = LABEL_WIDTH + len(labels) * CELL_WIDTH + 8
@@ -113,5 +114,9 @@ def _draw_confusion(cells: Sequence[Row], labels: Sequence[str]) -> Picture:
     return Picture(width, max(TOP + 20 + len(expected) * CELL_HEIGHT, HEIGHT / 3), Markup("").join(marks))
 
 
-def _short(label: str, most: int = 14) -> str:
-    return label if len(label) <= most else f"{label[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+def _short(label: str, most: float) -> str:
+    """The label, cut to so many pixels."""
+    end = "\N{HORIZONTAL ELLIPSIS}"
+    if text_width(label) <= most:
+        return label
+    return label[: sum(width <= most - text_width(end) for width in accumulate(map(text_width, label)))] + end

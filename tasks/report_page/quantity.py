@@ -22,7 +22,7 @@ def seconds(value: float | None) -> str:
     """A duration such as 412 ms, 12.3 s, 4 min 05 s, or 3 h 12 min."""
     if value is None:
         return UNKNOWN
-    if value < 1:
+    if value < 0.9995:
         return f"{value * 1000:.0f} ms"
     if value < 99.95:
         return f"{value:.1f} s"

@@ -94,7 +94,7 @@ def test_policies_go_from_no_sharing_to_the_best(nights: Any) -> None:
     (forecast,) = run_explain(nights, "snippets", partition_tokens=10**6)
     ratios = {policy.name: policy.token_saving_ratio for policy in forecast.policies}
     # Table order puts a document's rows one after the other; with ample memory a cache finds all but blocks begun.
-    cached = ratios.pop("LRU cache of blocks, table order")
+    cached = ratios.pop("LRU cache of blocks, order of the key")
     assert 0.3 < cached < forecast.best_saving_ratio
     ordered = [
         "none", "identical prompts once", "one level, paper", "one level, exact",
@@ -176,7 +176,8 @@ def test_a_cache_of_blocks_forgets_what_a_plan_keeps(nights: Any, tmp_path: Path
     for name, engine in (("small", small), ("large", large)):
         (forecast,) = run_explain(nights, path, engine=engine, partition_tokens=10**6)
         ratios = {policy.name: policy.token_saving_ratio for policy in forecast.policies}
-        cached[name], planned[name] = ratios["LRU cache of blocks, table order"], ratios["as run, in one partition"]
+        cached[name] = ratios["LRU cache of blocks, order of the key"]
+        planned[name] = ratios["as run, in one partition"]
     assert cached["small"] < 0.6 * cached["large"], "a document's blocks are gone before its next row comes"
     assert planned["small"] == pytest.approx(planned["large"], abs=0.01)
 
@@ -243,6 +244,14 @@ def test_memory_decides_what_is_advised(nights: Any) -> None:
         assert ("--kv-memory times 2" in {each.option for each in tried}) is is_tried
 
 
+def test_a_larger_step_is_tried_than_the_device_chooses(nights: Any) -> None:
+    """An H200 takes steps of 8,192 tokens unless it is told otherwise."""
+    engine = EngineSettings(dtype="float32", kv_memory="8MiB")
+    (forecast,) = run_explain(nights, "snippets", engine=engine, partition_tokens=10**6)
+    assert forecast.prediction is not None
+    assert [each.option for each in forecast.prediction.what_ifs] == ["--max-num-batched-tokens 32768"]
+
+
 def test_what_an_earlier_workload_has_yet_to_answer_is_not_explained(nights: Any, tmp_path: Path) -> None:
     """The night would answer both; before it, only the first can be explained."""
     again = (Path(__file__).parents[2] / "workloads" / "snippets.toml").read_text()
@@ -297,7 +306,11 @@ def test_advice_names_what_is_lost_between_the_best_the_plan_and_the_run(nights:
     coarse = EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=128, block_size=128)
     (forecast,) = run_explain(nights, "snippets", engine=coarse, partition_tokens=10**6)
     assert forecast.best_saving_ratio - forecast.policies[-2].token_saving_ratio > 0.05
-    assert any("--block-size" in sentence for sentence in forecast.advice)
+    assert any("a smaller --block-size reaches more" in sentence for sentence in forecast.advice)
+    apart = EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=128, sharing="group")
+    (forecast,) = run_explain(nights, "snippets", engine=apart, partition_tokens=10**6)
+    assert any("--sharing path reaches more" in sentence for sentence in forecast.advice)
+    assert not any("--block-size" in sentence for sentence in forecast.advice)
 
 
 def test_what_cannot_be_explained_is_refused(nights: Any, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_night_that_cannot_be_predicted_goes_on(
 
     @flow(name="unpredictable", persist_result=False)
     def unpredictable() -> None:
-        predict_night(night, {run: 1.0}, job, summary, 1)
+        predict_night(night, [run], job, summary)
 
     unpredictable()
     assert run.record.config == {"full": False}

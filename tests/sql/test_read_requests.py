@@ -12,7 +12,7 @@ import pytest
 from engine.errors import DatabaseError
 from tasks.answers.text import Decoding
 from tasks.database.connection import connect
-from tasks.read import requests_schema
+from tasks.read import AnswerLength, read_answer_length, requests_schema
 from tasks.storage.artifact import open_parquet
 from tasks.workloads.workload import load_workload
 
@@ -347,3 +347,23 @@ def test_keys_that_are_texts_themselves(night: Any) -> None:
 def test_two_reads_while_this_process_has_the_database_open(night: Any) -> None:
     with connect(night.path):
         assert night.prepare().rows() == night.prepare().rows()
+
+
+def test_answers_are_expected_to_be_as_long_as_those_of_the_newest_runs(night: Any) -> None:
+    """Not as those of the same table that another prompt or another workload got, nor as those of long ago."""
+    workload = load_workload("snippets")
+    assert read_answer_length(night.path, workload) == AnswerLength(num_tokens=48)
+    for day, (digest, num_answers, num_tokens) in enumerate(
+        [("other", 5000, 40), (workload.digest, 3000, 30), (workload.digest, 900, 20), (workload.digest, 200, 9)]
+    ):
+        night.sql(
+            "insert into runs by name select ? as run_id, 'snippets' as workload, ? as workload_digest, ? as num_ok,"
+            " timestamptz '2026-01-01 00:00:00+00' + ? * interval 1 day as started_at",
+            [f"r{day}", digest, num_answers, day],
+        )
+        night.sql(
+            "insert into snippets by name select 'ok' as status, ? as run_id, ? as num_output_tokens from range(?)",
+            [f"r{day}", num_tokens, num_answers],
+        )
+        mean = {0: 40, 1: 30, 2: round((3000 * 30 + 900 * 20) / 3900), 3: round((900 * 20 + 200 * 9) / 1100)}[day]
+        assert read_answer_length(night.path, workload).num_tokens == mean

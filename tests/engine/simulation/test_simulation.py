@@ -238,6 +238,22 @@ def test_attention_is_counted_causally_and_a_shared_prefix_read_once() -> None:
     assert not any(step.is_held_back for step in steps)
 
 
+def test_answers_are_as_long_as_their_requests_expect() -> None:
+    """Two tokens, five, and the most of a request that expects nothing; the first token is no decode step."""
+    requests = [
+        Request(request_id=str(n), token_ids=[n + 1] * 9, max_new_tokens=most, expected_output_tokens=expected)
+        for n, (most, expected) in enumerate([(30, 2), (30, 5), (3, None)])
+    ]
+    steps = simulate_plan(
+        requests,
+        plan_prefix_groups([request.token_ids for request in requests]),
+        num_kv_blocks=100,
+        config=EngineConfig(),
+        roofline=ROOFLINE,
+    )
+    assert [step.record.num_decode_tokens for step in steps] == [0, 3, 2, 1, 1]
+
+
 def test_a_run_short_of_memory_is_bound_by_it() -> None:
     requests = [Request(request_id=str(i), token_ids=[i + 1] * 30, max_new_tokens=30) for i in range(50)]
     groups = plan_prefix_groups([request.token_ids for request in requests])

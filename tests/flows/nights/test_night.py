@@ -421,12 +421,12 @@ def test_a_night_ends_at_its_deadline(
     assert "left at the deadline, for the next night: ranking, replies" in caplog.text
     assert re.search(r"s to the deadline.*: [\d,]+ of 3,006 prompts, [\d,]+ of \d+ partitions, should fit", caplog.text)
     assert nights.sql("select status, error, num_unanswered from runs") == [
-        ("deadline", f"{summary.num_unanswered:,} rows were not reached before the deadline", summary.num_unanswered)
+        ("deadline", f"{summary.num_unanswered:,} prompts were not reached before the deadline", summary.num_unanswered)
     ]
     page = next(nights.runs.glob("*/report.html")).read_text()
-    titles = ("until the first step: loading the model", "rows done by the deadline", "partitions done by the deadline")
+    titles = ("until the first step: loading the model", "rows done by the deadline", "partitions begun by then")
     assert all(title in page for title in titles)
-    assert f"The run ended by its deadline: {summary.num_unanswered:,} rows were not reached" in page
+    assert f"The run ended by its deadline: {summary.num_unanswered:,} prompts were not reached" in page
     assert re.search(r"simulated before the run, on \d+ of its \d+ partitions\.", page)
     nights.sql("delete from ranking_candidates where doc_id like 'm%'")
     first, second = night(file=file)
@@ -455,7 +455,7 @@ def test_what_fits_is_chosen_over_all_models_before_the_night(
     monkeypatch.setattr(StopRequest, "has_time", lambda stop, seconds: has_time(stop, seconds if next(calls) else 1e9))
     with caplog.at_level("INFO", "batchloom"):
         summaries = night(file=file, budget="1h")
-    found = re.findall(r"(\w+): (\d+) of (\d+) rows should fit before the deadline, (\d+) are left", caplog.text)
+    found = re.findall(r"(\w+): (\d+) of (\d+) prompts should fit before the deadline, (\d+) are left", caplog.text)
     chosen = {name: [int(number) for number in numbers] for name, *numbers in found}
     assert chosen["replies"] == [36, 36, 0]
     assert 0 < chosen["snippets"][0] < 5

@@ -209,6 +209,14 @@ def test_rows_that_cannot_be_asked_are_not_left(nights: Any, write_night: Any) -
     assert nights.sql("select count(*) from runs where error is not null") == [(0,)]
 
 
+def test_a_forecast_to_the_deadline_is_in_rows_not_prompts(nights: Any, write_night: Any) -> None:
+    """Each row of moods has two prompts."""
+    nights.sql("insert into documents values ('e0', 'Empty', null)")
+    night(file=write_night("urgent", "moods", sql=ONE_SQL), budget="1h")
+    for config, num_rows in nights.sql("select config, num_rows from runs"):
+        assert json.loads(config)["prediction"]["num_fitting_rows"] == num_rows == 5
+
+
 def test_a_deadline_leaves_rows_of_one_batch(
     nights: Any, write_night: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

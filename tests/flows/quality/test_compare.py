@@ -17,8 +17,11 @@ from tasks.answers.decide import Decisions
 from tasks.answers.extract import Extraction
 from tasks.answers.score import LabelScore
 from tasks.answers.thinking import ThinkingText
+from tasks.comparison import difference
 from tasks.comparison.difference import Difference, PromptDiff, compare_with_gold, measure_agreement
 from tasks.comparison.paired_rows import PairedRow, list_changed
+from tasks.forecast.prediction import predict_run
+from tasks.runs.infer_job import InferJob
 from tasks.sample import AnsweredRow
 from tasks.workloads.workload import load_workload
 from tests.flows.conftest import ENGINE
@@ -56,6 +59,13 @@ def test_both_sides_answer_as_their_own_nights_would(
     )
     (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)
+    simulated, predict = list[InferJob](), predict_run.fn
+
+    def note(job: InferJob, *given: Any, **how: Any) -> Any:
+        simulated.append(job)
+        return predict(job, *given, **how)
+
+    monkeypatch.setattr(predict_run, "fn", note)
     found = run_compare(nights, old, new, sample=9, engine=ENGINE.model_copy(update={"keep_prefixes": "1GB"}))
     assert list(here.iterdir()) == [], "no KV is kept"
     assert len(found.rows) == 9
@@ -64,6 +74,8 @@ def test_both_sides_answer_as_their_own_nights_would(
     assert found.num_tokens_together < 0.9 * found.num_tokens_apart, "documents are computed once for both"
     assert found.forecast is not None
     assert (found.forecast.num_rows, found.forecast.answer_tokens.value > 0) == (12, True)
+    lengths = [round(sum(row[side].num_output_tokens for row in found.rows) / 9) for side in (0, 1)]
+    assert [member.expected_output_tokens for member in simulated[0].members] == lengths, "each side's own mean"
 
     nights.run(old, new)
     expected = {
@@ -107,7 +119,7 @@ def test_gold_says_which_is_better_with_a_paired_interval(
     same = run_compare(nights, words, words, gold="gold")
     assert same.changed == ()
     assert same.names == ("words (old)", "words (new)")
-    assert {(each.difference, each.low, each.high) for each in same.differences} == {(0.0, 0.0, 0.0)}
+    assert {(each.difference, each.low, each.high) for each in same.differences} == {(0.0, None, None)}
     capitals = {'key = ["query_id", "doc_id"]': 'key = ["Query_ID", "DOC_ID"]', '"query_id"\n': '"Query_ID"\n'}
     named = write_variant(tmp_path, "ranking", "named", **{'"yes", "no"': '"night", "the"', **capitals})
     assert [row.second.key for row in run_compare(nights, named, words).rows] == [row.second.key for row in same.rows]
@@ -293,6 +305,50 @@ def test_gold_keys_with_a_time_zone_match_in_any_zone(
     ))  # fmt: skip
     found = compare_with_gold(nights.path, "gold", (old, new), [row])
     assert [each.difference for each in found if each.metric == "exact_match"] == [1]
+
+
+@pytest.mark.parametrize(("num_better", "is_known"), [(0, False), (1, True), (8, True)])
+def test_rows_on_which_both_are_equal_prove_nothing(tmp_path: Path, num_better: int, is_known: bool) -> None:
+    """Of eight rows, the second workload answers so many better."""
+    workload = load_workload("snippets")
+    rows = [
+        PairedRow(*(
+            AnsweredRow(key={"doc_id": f"d{n}", "query_id": "q"}, answer={"snippet": text}, error=None,
+                        num_prompt_tokens=9, num_output_tokens=1)
+            for text in ("wrong" if n < num_better else "right", "right")
+        ))
+        for n in range(8)
+    ]  # fmt: skip
+    with duckdb.connect(str(tmp_path / "team.duckdb")) as connection:
+        connection.execute("create table gold as select 'd' || i as doc_id, 'q' as query_id, 'right' as snippet from"
+                           " range(8) as rows (i)")  # fmt: skip
+    for each in compare_with_gold(tmp_path / "team.duckdb", "gold", (workload, workload), rows):
+        is_equal = each.metric == "coverage" or not is_known
+        assert ((each.low, each.high) == (None, None)) is is_equal, each
+
+
+def test_many_rows_are_compared_with_few_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each statement costs as much as hundreds of rows; a row may lack what others have."""
+    questions = {"kind": {"type": "BOOLEAN", "ask": "?"}, "topic": {"type": "ENUM('a', 'b')", "ask": "?"}}
+    kind = Decisions(questions=questions, output={"table": "t"})
+    workload = replace(load_workload("facets"), kind=kind)
+    rows = []
+    for n in range(2500):
+        sides = []
+        for side in (0, 1):
+            topic = None if n % 5 == 1 else "b" if side and n % 5 == 0 else "a"
+            chances = None if topic is None else [("a", 0.75), ("b", 0.25)]
+            answer = {"kind": n % 2 == 0, "kind_probability": 0.5, "topic": topic, "topic_probabilities": chances}
+            given = {"error": None, "num_prompt_tokens": 9, "num_output_tokens": 0}
+            sides.append(AnsweredRow(key={"doc_id": f"d{n}"}, answer=answer, **given))
+        rows.append(PairedRow(*sides))
+    statements = []
+    run = difference.execute
+    monkeypatch.setattr(difference, "execute", lambda *given, **how: statements.append(given[1]) or run(*given, **how))
+    found = {(each.column_name, each.metric): each for each in measure_agreement((workload, workload), rows)}
+    assert found["kind", "agreement"].value == 1
+    assert (found["topic", "agreement"].value, found["topic", "agreement"].num_rows) == (0.75, 2000)
+    assert statements.count("write/insert_rows") == 6
 
 
 def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:

@@ -10,11 +10,15 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from flows.cli import batchloom
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.quality.sample_page import render_sample, show_value
+from flows.quality.text_page import publish_page
 from sql import statement
 from tasks.forecast.sampled import mean_of
 from tasks.sample import AnsweredRow, Sample
@@ -94,6 +98,31 @@ def test_a_sample_is_shown_and_only_kept_answers_are_written(
 )
 def test_a_value_is_shown_in_a_line(value: object, text: str) -> None:
     assert show_value(value) == text
+
+
+def test_control_characters_of_rows_do_not_reach_the_terminal() -> None:
+    """Those that clear the screen, set its title or colour, or turn the direction of text; columns stay aligned."""
+    attack = "a\x1b]0;owned\x07\x1b[2J\x9b31m\u202eb\u2066c"
+    rows = [
+        AnsweredRow(key={"id": key}, answer={"label": attack}, error=None, num_prompt_tokens=3, num_output_tokens=2)
+        for key in (attack, "plain")
+    ]
+    sample = Sample(requests=ArtifactRef(path="", num_rows=2, digest=""), share_degrees=[1, 1], num_all=2)
+    page = render_sample(attack, sample, rows, None, 140)
+    assert not re.search(r"[^\n\x20-\x7e\u2500-\u257f]", page)
+    first, second = page.splitlines()[-2:]
+    assert first.index("a]0;owned[2J31mbc", 9) == second.index("a]0;owned[2J31mbc")
+
+
+def test_no_row_ends_the_code_block_of_its_page(prefect_server: str) -> None:
+    @flow(name="fenced", persist_result=False)
+    def publish() -> None:
+        publish_page("sample", "fenced", "a row\n  ````\n![](http://elsewhere)", "a page")
+
+    publish()
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["sample-fenced"])))
+    assert found[0].data == "`````\na row\n  ````\n![](http://elsewhere)\n`````"
 
 
 def test_what_looks_like_markup_or_an_emoji_is_shown_as_it_is() -> None:

@@ -200,6 +200,21 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
         assert 0.88 < np.mean([low <= 0.5 <= high for low, high in bounds]) <= 0.99
 
 
+def test_intervals_of_a_reliability_diagram_stay_between_0_and_1() -> None:
+    """Rounding takes those of 15 wrong rows below, and those of 18 right ones above."""
+    with duckdb.connect() as connection:
+        for name in ("evaluated_rows", "calibration_view"):
+            connection.execute(statement(f"evaluate/create_{name}"))
+        connection.execute(
+            "insert into evaluated_rows by name select 'e' as evaluation_id, 'gold' as reference,"
+            " number::text || is_right as column_name, 0.55 as confidence, is_right"
+            " from range(1, 99) as numbers (number), range(number), unnest([true, false]) as answers (is_right)"
+        )
+        rows = connection.execute("select low, high from evaluation_calibration").fetchall()
+    assert len(rows) == 196
+    assert all(0 <= low <= high <= 1 for low, high in rows)
+
+
 @pytest.mark.usefixtures("few_replicates")
 @pytest.mark.parametrize("num_rows", [1, 5, 6])
 def test_a_bootstrap_of_few_rows_has_no_interval(database: Path, num_rows: int) -> None:
@@ -524,6 +539,27 @@ def test_a_question_that_failed_leaves_the_rows_other_answers_right(mails: tuple
     assert (found["topic", "accuracy", None], found["topic", "coverage", None]) == (0.5, 0.5)
     compared = {each.column_name: each.num_rows for each in evaluation.metrics if each.metric == "agreement"}
     assert compared == {"urgent": 8, "topic": 4}
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_a_question_that_a_row_was_not_asked_has_no_answer_there(mails: tuple[Path, Workload]) -> None:
+    """A new question that a night with a deadline has asked of every second mail, in its second run."""
+    path, workload = mails
+    sql(
+        path,
+        "insert into mail_facets by name select i::varchar as id, true as urgent, if(r = 'r2', 'billing', null) as"
+        " topic, 'ok' as status, r as run_id, if(r = 'r2', '2026-01-02', '2026-01-01')::timestamptz as created_at"
+        " from range(8) as rows (i), unnest(['r1', 'r2']) as runs (r) where r = 'r1' or i % 2 = 0",
+    )
+    sql(path, "create table gold as select id, true as urgent, 'billing' as topic from mails")
+    evaluation = evaluate_answers.fn(path, workload, "gold")
+    found = values_of(evaluation)
+    assert (found["urgent", "accuracy", None], found["urgent", "coverage", None]) == (1, 1)
+    assert (found["topic", "accuracy", None], found["topic", "coverage", None]) == (1, 0.5)
+    assert {label for _, _, label in found} == {None, "true", "billing"}
+    for run_id, other in ((None, "r1"), ("r1", "r2")):
+        metrics = evaluate_answers.fn(path, workload, None, run_id=run_id, against=other).metrics
+        assert {each.column_name for each in metrics if each.metric == "agreement"} == {"urgent"}
 
 
 @pytest.mark.usefixtures("few_replicates")

@@ -15,6 +15,10 @@ from hypothesis import strategies as st
 from flows.nights.in_time import submit_in_time
 from tasks.nights.pace import Pace
 from tasks.runs.infer_job import StopRequest
+from tasks.runs.run import Run
+from tasks.storage.artifact import ArtifactRef
+from tasks.workloads.workload import load_workload
+from tests.sources import make_source
 
 DEADLINE = 1000.0
 
@@ -114,9 +118,20 @@ def test_a_changed_forecast_is_said(make_engine: Any, caplog: pytest.LogCaptureF
         engine.run(make_pace(engine, [20.0] * 50))
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == (
-        "topics: partitions take 2.00 times what was forecast: 250 of 500 rows should be done by the deadline"
+        "topics: partitions take 2.00 times what was forecast: 250 of 500 prompts should be done by the deadline"
     )
     assert len(engine.done) == 24, "the step that would end at the deadline is not begun"
+
+
+def test_a_forecast_is_noted_in_rows_of_the_run(make_engine: Any, tmp_path: Path) -> None:
+    """Of 500 prompts, half are done by the deadline: of 100 rows with five prompts each, 50."""
+    run = Run.begin(make_source(tmp_path / "team.duckdb"), load_workload("ranking"), {"prediction": {}})
+    run.note({"requests": ArtifactRef(path="requests.parquet", num_rows=100, digest="")})
+    engine = make_engine([[10.0] * 4] * 50)
+    pace = make_pace(engine, [20.0] * 50)
+    engine.run(pace)
+    pace.note(run)
+    assert run.record.config["prediction"] == {"pace": 2.0, "half_time_rows": 50.0}
 
 
 def test_loading_is_part_of_the_first_partition(make_engine: Any) -> None:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 from tasks.report_page.chart import text_width
 from tasks.report_page.pictures import draw_pictures
+from tasks.report_page.quantity import seconds
 
 
 def test_values_beside_bars_stay_in_the_picture() -> None:
@@ -20,3 +21,7 @@ def test_values_beside_bars_stay_in_the_picture() -> None:
         assert len(places) == num_bars
         for left, text in places:
             assert float(left) + text_width(text) <= pictures[name].width, text
+
+
+def test_a_second_is_not_a_thousand_milliseconds() -> None:
+    assert [seconds(value) for value in (0.9994, 0.9996, 99.94, 99.96)] == ["999 ms", "1.0 s", "99.9 s", "1 min 40 s"]
