@@ -242,6 +242,15 @@ def test_every_statement_has_a_header_and_is_lower_case() -> None:
             assert ";" not in code, f"{file.name} holds more than one statement"
 
 
+@pytest.fixture
+def usual_ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises `KeyboardInterrupt`; a command that has run in this process leaves another handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_ctrl_c")
 @pytest.mark.parametrize("open_database", [connect, open_in_memory])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_a_query_is_ctrl_c(database: Path, open_database: Any, number: signal.Signals) -> None:
