@@ -64,7 +64,8 @@ def explain(
         model: checkpoint folder, GGUF file or Hugging Face hub id; its weights are not loaded.
         workloads: what to explain: the name of a shipped workload or the path of a TOML file.
         adapter: folder of a LoRA adapter of the model, for workloads whose file names none.
-        device: a100, h100, h200, mi250 or mi300x; cpu or cuda: this machine's; auto: this machine's GPU, else its CPU.
+        device: a100, h100, h200, mi250 or mi300x; cpu or cuda: this machine's; auto: that of engine,
+            which is this machine's GPU, else its CPU, unless it says otherwise.
         workers: number of engines, each on such a device, or sharing this machine's CPU; auto: one on a named device,
             else as many as the nightly flow has.
         full: explain all rows, not only new and changed ones.
@@ -83,14 +84,14 @@ def explain(
     checkpoint = resolve_checkpoint(model)
     if is_encoder(checkpoint):
         raise ModelError(f"model {model!r} is an encoder, whose nights have neither prefixes nor KV to explain")
-    config = engine.to_config()
-    if device.lower() in ("auto", "cpu", "cuda"):
-        config = replace(config, device=device.lower())
+    config, named = engine.to_config(), None if device.lower() == "auto" else device
+    if named is None or named.lower() in ("cpu", "cuda"):
+        config = config if named is None else replace(config, device=named.lower())
         team = lay_out_workers(workers, config)
     else:
         team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=config)
         config = replace(config, dtype="auto")  # this machine need not have the number formats of that device
-    hardware = choose_hardware(checkpoint, team, device)
+    hardware = choose_hardware(checkpoint, team, named)
     hardware.kv_bytes(team.engine)  # a budget that does not fit fails here, before rows are read
     source = find_source(database, model, config, planning, full, find_attachments(attach))
     chosen = load_workloads(workloads, source, adapter)

@@ -16,7 +16,7 @@ ARTIFACT_COLUMNS = 120
 def print_forecasts(forecasts: Sequence[Forecast], *, is_json: bool) -> None:
     """Print forecasts on standard output, as JSON or as tables."""
     if is_json:
-        print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1))
+        print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1), flush=True)
         return
     for forecast in forecasts:
         show_forecast(forecast, make_console())

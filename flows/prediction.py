@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from engine.errors import DatabaseError
 from flows.workload_run import Night, begin_run, plan_rows, read_rows, tokenize_rows
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
@@ -67,7 +68,11 @@ def predict_night(
     """
     team = night.workers.team(night.engine)
     left = None if night.deadline is None else max(0.0, night.deadline - time.time() - load_seconds)
-    ratio = find_speed_ratio(night.source, night.engine)
+    try:
+        ratio = find_speed_ratio(night.source, night.engine)
+    except DatabaseError as error:  # such as a database that another process writes to
+        LOGGER.warning("%s: the run is not predicted: %s", job.title, error)
+        return None
     state = predict_run(job, summary, team, left, ratio, return_state=True)
     if state.is_completed():
         found = state.result()

@@ -25,6 +25,7 @@ from engine.planning.planner import PlanMethod
 from tasks.database.attach import parse_attachments
 from tasks.runs.object_store import ObjectStore, check_url
 from tasks.storage.artifact import runs_folder
+from tasks.workers.engine_team import lay_out_workers
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -141,7 +142,7 @@ class WorkerSettings(Settings):
         return url and check_url(url)
 
     def check_host(self, engine: EngineConfig, checkpoint: Path) -> None:
-        """Raise if the exchange cannot be used, or what computes is not here: a Ray cluster, the device, KV memory."""
+        """Raise if the exchange cannot be used, or what computes is not here: a Ray cluster, GPUs, KV memory."""
         if self.exchange:
             ObjectStore(self.exchange).check()
         if self.runner == "ray":
@@ -149,7 +150,11 @@ class WorkerSettings(Settings):
 
             check_cluster(self.ray_address, engine)
             return
+        if self.ray_address != "auto":
+            raise ConfigError(f"ray_address {self.ray_address!r} is for runner ray, and runner is local")
         check_device(engine.device)
+        if self.workers not in ("auto", 1):
+            engine = lay_out_workers(self.workers, engine).engine  # on a CPU they share its memory
         if engine.device != "cpu" or engine.tensor_parallel_size > 1 or engine.dtype == "int8" or engine.deterministic:
             from flows.kernel_check import check_kernels  # imported only when needed
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 from prefect import task
@@ -15,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from sql import statement
 from tasks.answers.kind import AnswerKind
 from tasks.database.connection import execute, fill_identifiers
+from tasks.database.opening import open_in_memory
 from tasks.storage.artifact import ArtifactRef, open_parquet, write_parquet
 from tasks.storage.batches import BATCH_ROWS
 from tasks.workloads.workload import Workload
@@ -59,7 +59,7 @@ def choose_rows(
         open_parquet(ref).close()
     num_questions = len(workload.kind.suffixes)
     how = {"num_rows": num_rows, "seed": SEED, "num_questions": num_questions}
-    with duckdb.connect() as connection:
+    with open_in_memory(requests.path) as connection:
         files = {"plan": plan.path, "tokens": tokens.path}
         chosen = execute(connection, "sample/choose_rows", files | how).fetchall()
     num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
@@ -77,7 +77,7 @@ def take_requests(
         parameters, identifiers: of the statement, beside $requests, the artifact's path.
     """
     text = fill_identifiers(statement(name), **identifiers)
-    with open_parquet(requests) as file, duckdb.connect() as connection:
+    with open_parquet(requests) as file, open_in_memory(requests.path) as connection:
         schema = file.schema_arrow
         rows = connection.sql(text, params={"requests": requests.path, **parameters}).to_arrow_reader(BATCH_ROWS)
         return write_parquet(target, schema, (batch.select(schema.names).cast(schema) for batch in rows))

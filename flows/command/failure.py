@@ -1,18 +1,30 @@
 """How a command fails: its exit codes, and the line that says why."""
 
+import logging
 import re
 import sys
+from contextlib import suppress
+from typing import TextIO
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
 
 
 def fail(message: str, code: int) -> int:
     """Print why a command failed, as one line; returns the exit code."""
-    print(message, file=sys.stderr)
+    with suppress(OSError):  # nobody reads it any more
+        print(message, file=sys.stderr)
     return code
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes log lines to a stream. Those that cannot be written are lost: nobody reads them any more, or the disk is
+    full."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
 
 
 def describe_lost_server(error: Exception, what: str = "the Prefect server does not answer any more") -> str:

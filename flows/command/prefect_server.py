@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from httpx import HTTPError
+from httpx import HTTPError, InvalidURL
 from prefect.client.orchestration import get_client
 from prefect.settings import (
     PREFECT_API_URL,
@@ -48,7 +48,7 @@ def reachable_server() -> Iterator[None]:
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(limits, sync_client=True) as client:
                 client.hello()
                 client.raise_for_api_version_mismatch()
-        except (RuntimeError, HTTPError) as error:
+        except (RuntimeError, HTTPError, InvalidURL) as error:
             what = f"no Prefect server at {url}" if CONFIGURED_URL else "Prefect's temporary server has not started"
             advice = "; start it, or unset PREFECT_API_URL" if CONFIGURED_URL else ""
             raise ConfigError(describe_lost_server(error, what) + advice) from error

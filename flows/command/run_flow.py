@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TextIO
@@ -19,7 +19,7 @@ from prefect import Flow
 from prefect.logging.handlers import PrefectConsoleHandler
 
 from engine.errors import BatchloomError, ConfigError, ModelError, NightError
-from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, describe_lost_server, fail
+from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, LogHandler, describe_lost_server, fail
 from flows.command.option_faults import describe_workloads
 from flows.command.options import parse_options
 from flows.command.prefect_server import CONFIGURED_URL, reachable_server
@@ -46,7 +46,9 @@ def run_flow(command: Flow[..., Any] | Callable[..., int], arguments: Sequence[s
 def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
     name, is_explain, is_json = flow.name, flow.name == "explain", options.pop("json", False)
     atexit.register(end_quietly)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that exit handlers run
+    signal.signal(signal.SIGTERM, _end)  # so that exit handlers run
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+        signal.signal(signal.SIGHUP, _end)
     if can_interrupt := signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
         signal.signal(signal.SIGINT, partial(_interrupt, []))
     try:
@@ -56,7 +58,7 @@ def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
             result = flow(**options)
     except NightError as error:
         if is_json:
-            print(json.dumps(error.steps, indent=1))
+            print(json.dumps(error.steps, indent=1), flush=True)
         raise
     except HTTPError as error:
         return fail(f"{name}: {describe_lost_server(error)}", EXIT_FAILED)
@@ -64,7 +66,7 @@ def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
         is_kept = name == "nightly" and (options.get("sample") is None or options.get("keep"))
         rest = "; what is answered is kept, and the next run does the rest" if is_kept else ""
         rest += NEEDS_FULL if is_kept and options.get("full") else ""
-        return fail(f"{name}: stopped{rest}", EXIT_TERMINATED if isinstance(error, SystemExit) else EXIT_INTERRUPTED)
+        return fail(f"{name}: stopped{rest}", getattr(error, "code", EXIT_INTERRUPTED))
     finally:
         if can_interrupt:  # the process only exits now: no traceback
             signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
@@ -73,7 +75,7 @@ def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
 
         print_forecasts(result, is_json=is_json)
     elif is_json:
-        print(json.dumps([asdict(summary) for summary in result], indent=1))
+        print(json.dumps([asdict(summary) for summary in result], indent=1), flush=True)
     return 0
 
 
@@ -84,6 +86,12 @@ def _interrupt(raised: list[float], *_: object) -> None:
         raise KeyboardInterrupt
 
 
+def _end(number: int, _: object) -> None:
+    """SIGTERM or SIGHUP. System and shell may both send the latter when the terminal is gone: the second is ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 @contextmanager
 def plain_log(stream: TextIO) -> Iterator[None]:
     """Write batchloom's log to `stream` as plain lines; hide Prefect's unless PREFECT_LOGGING_LEVEL is set."""
@@ -91,8 +99,7 @@ def plain_log(stream: TextIO) -> Iterator[None]:
         for other in (*logging.root.handlers, *logging.getLogger("prefect._internal").handlers):
             if type(other).__module__ == PrefectConsoleHandler.__module__:  # not those that a user has added
                 other.setLevel(logging.CRITICAL)
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler = LogHandler(stream)
     logger = logging.getLogger("batchloom")
     logger.addHandler(handler)
     logger.propagate = False
@@ -118,7 +125,9 @@ def prepare_console() -> None:
 
 
 def end_quietly() -> None:
-    """Skip the last garbage collection, which takes two seconds, and hide DuckDB's report of objects still alive."""
+    """Skip the last garbage collection, which takes two seconds; hide reports of objects alive and of lost output."""
     gc.freeze()
-    sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

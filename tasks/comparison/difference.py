@@ -8,11 +8,10 @@ from typing import Any
 
 import duckdb
 
-from engine.errors import DatabaseError
 from sql import statement
 from tasks.comparison.paired_rows import PairedRow, list_values
-from tasks.database.connection import connect, execute, fetch_rows, set_connection_options
-from tasks.database.messages import explain
+from tasks.database.connection import connect, execute, fetch_rows
+from tasks.database.opening import open_in_memory
 from tasks.evaluation.compared_column import list_gold_columns, match_columns
 from tasks.evaluation.evaluation import FEWEST_BOOTSTRAP_ROWS, MOST_REPLICATES, Comparison, Metric
 from tasks.forecast.sampled import SampledForecast
@@ -88,25 +87,21 @@ def compare_with_gold(
     with connect(database, read_only=True) as connection:
         gold_types = list_gold_columns(connection, gold)
         gold_rows = connection.sql(statement("compare/read_gold"), params={"gold": gold}).to_arrow_table()
-    with duckdb.connect() as memory:
-        set_connection_options(memory)
-        try:
-            memory.register("gold_rows", gold_rows)
-            execute(memory, "compare/create_gold", columns=gold_types)
-            execute(memory, "compare/insert_gold")
-            for side, workload in enumerate(workloads):
-                types, table = _written_types(workload), f"latest_{workload.output.table}"
-                execute(memory, "schema/create_answers", table=table, keys=workload.key, answers=types)
-                _insert_side(memory, table, side, types, rows, "sample")
-                comparison = Comparison(memory, workload, SIDES[side])
-                comparison.create_tables()
-                comparison.take_answers(None)
-                comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
-                execute(memory, "schema/drop_table", table=table)  # the other workload may write to the same one
-            parameters = {"num_replicates": MOST_REPLICATES, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
-            return [Difference(**row) for row in fetch_rows(execute(memory, "compare/differences", parameters))]
-        except duckdb.Error as error:
-            raise DatabaseError(f"{database}: {explain(error)}") from error
+    with open_in_memory(database) as memory:
+        memory.register("gold_rows", gold_rows)
+        execute(memory, "compare/create_gold", columns=gold_types)
+        execute(memory, "compare/insert_gold")
+        for side, workload in enumerate(workloads):
+            types, table = _written_types(workload), f"latest_{workload.output.table}"
+            execute(memory, "schema/create_answers", table=table, keys=workload.key, answers=types)
+            _insert_side(memory, table, side, types, rows, "sample")
+            comparison = Comparison(memory, workload, SIDES[side])
+            comparison.create_tables()
+            comparison.take_answers(None)
+            comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
+            execute(memory, "schema/drop_table", table=table)  # the other workload may write to the same one
+        parameters = {"num_replicates": MOST_REPLICATES, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
+        return [Difference(**row) for row in fetch_rows(execute(memory, "compare/differences", parameters))]
 
 
 def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[PairedRow]) -> list[Metric]:
@@ -119,8 +114,7 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
     if not shared:
         return []
     whole = workloads[1]
-    with duckdb.connect() as memory:
-        set_connection_options(memory)
+    with open_in_memory(whole.name) as memory:
         for table in (whole.output.table, f"latest_{whole.output.table}"):
             execute(memory, "schema/create_answers", table=table, keys=whole.key, answers=shared)
         for side, name in enumerate(SIDES):

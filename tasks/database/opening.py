@@ -1,16 +1,18 @@
-"""Opens a DuckDB file that could not be opened at once."""
+"""Opens a DuckDB file that could not be opened at once, and databases in memory; says what ended a query."""
 
 import logging
 import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import duckdb
 
 from engine.errors import DatabaseError
-from tasks.database.connection import NO_DATABASE
+from tasks.database.connection import NO_DATABASE, set_connection_options
 from tasks.database.messages import DISK_FULL, describe_free_space, explain
 
 LOGGER = logging.getLogger("batchloom")
@@ -63,8 +65,9 @@ def wait_and_open(
             error = again
 
 
-INTERRUPTED = re.compile(r"\AQuery interrupted\Z|executing the UDF: (KeyboardInterrupt|SystemExit)")
-"""DuckDB's messages where a signal came during a query: what its handler raised is lost."""
+INTERRUPTED = re.compile(r"\AQuery interrupted\Z|executing the UDF: (KeyboardInterrupt|SystemExit|TerminationSignal)")
+"""DuckDB's messages where a signal came during a query: what its handler raised is lost. In a flow,
+SIGTERM raises Prefect's `TerminationSignal`."""
 
 
 def raise_plainly(path: str | Path, error: Exception) -> NoReturn:
@@ -75,3 +78,15 @@ def raise_plainly(path: str | Path, error: Exception) -> NoReturn:
         is_full = any(os.strerror(number) in str(error) for number in DISK_FULL)
         raise DatabaseError(f"{path}: {explain(error)}{describe_free_space(path) if is_full else ''}") from error
     raise error
+
+
+@contextmanager
+def open_in_memory(name: str | Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """An empty database in memory during the block; errors in the block are those of `connect`, and name the file or
+    workload whose rows are computed with."""
+    with duckdb.connect() as connection:
+        set_connection_options(connection)
+        try:
+            yield connection
+        except Exception as error:
+            raise_plainly(name, error)

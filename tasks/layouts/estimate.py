@@ -11,11 +11,11 @@ from functools import reduce
 from hashlib import blake2b
 from itertools import combinations
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 
 from tasks.database.connection import execute
+from tasks.database.opening import open_in_memory
 from tasks.layouts.parts import Order, Parts
 from tasks.storage.artifact import ArtifactRef, open_parquet
 from tasks.workloads.workload import Workload
@@ -83,7 +83,7 @@ def read_part_texts(requests: ArtifactRef, workload: Workload, parts: Parts) -> 
     """
     fields, prompt = workload.prompt.fields, workload.prompt
     open_parquet(requests).close()
-    with duckdb.connect() as connection:
+    with open_in_memory(requests.path) as connection:
         given = {"requests": requests.path, "fields": list(fields)}
         columns = execute(connection, "layouts/hash_fields", given).fetchnumpy()
     num_rows = len(columns[f"hash_{fields[0]}"])

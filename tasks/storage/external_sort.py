@@ -16,6 +16,7 @@ from engine.errors import ArtifactError
 from sql import statement
 from tasks.database.connection import fill_identifiers, set_connection_options
 from tasks.database.messages import explain
+from tasks.database.opening import raise_plainly
 from tasks.storage.batches import BATCH_ROWS, read_batches
 from tasks.storage.spill_file import SpillFile
 
@@ -52,9 +53,11 @@ def sort_on_disk(
             sort = fill_identifiers(statement("storage/sort_rows"), by=by)
             ordered = read_batches(connection.sql(sort).to_arrow_reader(BATCH_ROWS))
             yield from map(rows.widen, _limit_bytes(ordered, rows.size_columns))
-        except duckdb.Error as error:
+        except Exception as error:
             if failures:
                 raise failures[0] from None
+            if not isinstance(error, duckdb.Error):
+                raise_plainly(folder, error)
             raise ArtifactError(f"{folder}: no room for temporary files there: {explain(error)}") from error
 
 

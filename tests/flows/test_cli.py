@@ -640,6 +640,9 @@ def test_a_server_that_does_not_answer_is_named_within_seconds(
         assert run_at(url) == 1
     line = f"nightly: no Prefect server at {url}: timed out; start it, or unset PREFECT_API_URL\n"
     assert capfd.readouterr().err == line
+    assert run_at("http://127.0.0.1:abc/api") == 1
+    line = "nightly: no Prefect server at http://127.0.0.1:abc/api: Invalid port: 'abc'; start it, or unset PREFECT"
+    assert capfd.readouterr().err == f"{line}_API_URL\n"
 
 
 def test_a_server_of_another_version_is_named_without_the_password_of_its_url(
@@ -717,6 +720,31 @@ def test_a_night_whose_log_nobody_reads_goes_on(nights: Any, prefect_server: str
         ("snippets", "completed"),
         ("ranking", "completed"),
     ]
+
+
+@pytest.mark.parametrize(("options", "code", "line"), [([], 0, ""), (["--json"], 1, "nightly: [Errno 28] No space")])
+def test_only_json_that_cannot_be_written_fails_a_command(
+    options: list[str], code: int, line: str, prefect_server: str
+) -> None:
+    """The log of a night that is done is no reason to fail, on a full disk as in a closed pipe."""
+    script = (
+        "import logging, sys; from prefect import flow; from flows.command.run_flow import prepare_console, run_flow\n"
+        "prepare_console()\n"
+        "@flow(name='nightly', persist_result=False)\n"
+        "def quick():\n"
+        "    for number in range(2): logging.getLogger('batchloom').info('line %d', number)\n"
+        "    return []\n"
+        "sys.exit(run_flow(quick))"
+    )
+    environment = {**os.environ, "PREFECT_API_URL": prefect_server}
+    environment.pop("PYTHONUNBUFFERED", None)  # else output is written at once
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *options],
+            cwd=ROOT, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    shown = [shown for shown in done.stderr.splitlines() if not shown.startswith("line ")]
+    assert (done.returncode, shown) == (code, [f"{line} left on device"] if line else [])
 
 
 def test_each_flow_shows_its_messages() -> None:
@@ -829,30 +857,37 @@ def test_an_error_that_the_temporary_server_repeats_is_one_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "exit_code"), [("ctrl-c", 130), ("sigterm", 143), ("kill", -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("how", "exit_code"), [("ctrl-c", 130), ("sigterm", 143), ("hang-up", 129), ("kill", -signal.SIGKILL)]
+)
 def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, how: str, exit_code: int) -> None:
     many_documents(nights, 30)
     ((num_requests,),) = nights.sql("select count(*) from snippet_requests")
-    command = start("--workload", "snippets", "--partition-tokens", "1", own_server=how != "sigterm")
+    has_server, streams = how in ("ctrl-c", "kill"), {}
+    if how == "hang-up":
+        controller, streams["stderr"] = pty.openpty()
+    command = start("--workload", "snippets", "--partition-tokens", "1", own_server=has_server, **streams)
     wait_for(lambda: len(list(nights.runs.glob("*/parts/part-*.parquet"))) >= 2, command)
     command.process.send_signal(signal.SIGSTOP)  # else it might end while its processes are looked for
     servers = find_temporary_servers(command.process.pid)
+    for end in (controller, *streams.values()) if how == "hang-up" else ():
+        os.close(end)
     if how == "ctrl-c":  # as a terminal sends it: to every process of the job, its Prefect server included
         os.killpg(command.process.pid, signal.SIGINT)
     else:
-        command.process.send_signal(signal.SIGTERM if how == "sigterm" else signal.SIGKILL)
+        command.process.send_signal({"sigterm": signal.SIGTERM, "hang-up": signal.SIGHUP}.get(how, signal.SIGKILL))
     command.process.send_signal(signal.SIGCONT)
     for _ in range(3 if how == "ctrl-c" else 0):  # as somebody in a hurry
         time.sleep(0.1)
         with suppress(ProcessLookupError):
             os.killpg(command.process.pid, signal.SIGINT)
     assert command.wait(15) == exit_code
-    assert len(servers) == (how != "sigterm")
+    assert len(servers) == has_server
     wait_until(lambda: not any(server.exists() for server in servers), 5)
     if how == "kill":
         assert nights.sql("select count(*) from snippets") == [(0,)]
     else:
-        assert command.errors.splitlines() == [STOPPED]
+        assert command.errors.splitlines() == ([] if how == "hang-up" else [STOPPED])
         assert "snippets: interrupted: " in command.output
         ((status, num_ok, num_unanswered),) = nights.sql("select status, num_ok, num_unanswered from runs")
         assert (status, num_ok + num_unanswered) == ("interrupted", num_requests)

@@ -147,9 +147,13 @@ def test_a_night_that_cannot_be_predicted_goes_on(
 
     unpredictable()
     assert run.record.config == {"full": False}
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("ranking: the run is not predicted: ")
-    assert "config.json cannot be read" in warning
+    nights.path.write_text("no database")
+    unpredictable()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    reasons = [warning.removeprefix("ranking: the run is not predicted: ") for warning in warnings]
+    assert "config.json cannot be read" in reasons[0]
+    assert reasons[1].startswith(f"{nights.path} cannot be opened: ")
+    assert len(reasons) == 2
 
 
 @pytest.mark.parametrize(("count", "order"), [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 2, 1]), (5, [0, 4, 2, 1, 3])])

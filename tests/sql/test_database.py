@@ -1,6 +1,7 @@
 """Opening a database waits for locks and gives one-line errors; identifiers are quoted safely."""
 
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -8,15 +9,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prefect.exceptions import TerminationSignal
+from prefect.utilities.engine import capture_sigterm
 
 from engine.errors import DatabaseError
 from tasks.database.connection import connect, fill_identifiers, quote_identifier, transaction
+from tasks.database.opening import open_in_memory
 
 
 @pytest.fixture
@@ -237,15 +242,34 @@ def test_every_statement_has_a_header_and_is_lower_case() -> None:
             assert ";" not in code, f"{file.name} holds more than one statement"
 
 
-def test_ctrl_c_during_a_query_is_ctrl_c(database: Path) -> None:
-    """DuckDB reports what a signal's handler raises as an error of its own: of the function, or of no known type."""
+@pytest.fixture
+def usual_ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises `KeyboardInterrupt`; a command that has run in this process leaves another handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_ctrl_c")
+@pytest.mark.parametrize("open_database", [connect, open_in_memory])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_a_query_is_ctrl_c(database: Path, open_database: Any, number: signal.Signals) -> None:
+    """DuckDB reports what a signal's handler raises as an error of its own: of the function, or of no known type. A
+    flow run of Prefect has its own handler of SIGTERM."""
 
     def interrupt(values: pa.ChunkedArray) -> pa.Array:
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
+        return values
 
-    with pytest.raises(KeyboardInterrupt), connect(database) as connection:
-        connection.create_function("interrupt", interrupt, ["integer"], "integer", type="arrow").execute(
-            "select interrupt(1)"
-        )
-    with pytest.raises(KeyboardInterrupt), connect(database):
-        raise RuntimeError("Query interrupted")
+    def query(sql: str) -> None:
+        with open_database(database) as connection:
+            connection.execute("set threads = 1")  # else another thread computes, and DuckDB sees no signal
+            connection.create_function("interrupt", interrupt, ["integer"], "integer", type="arrow").execute(sql)
+
+    stopped = (KeyboardInterrupt, TerminationSignal)  # the latter if no query is under way
+    with capture_sigterm():
+        with pytest.raises(stopped):
+            query("select interrupt(1)")
+        threading.Timer(0.3, signal.raise_signal, [number]).start()
+        with pytest.raises(stopped):
+            query("select sum(hash(i)::hugeint) from range(2_000_000_000) as t (i)")

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import ArtifactError, ConfigError, WorkerError
+from engine.errors import ArtifactError, CapacityError, ConfigError, WorkerError
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import WorkerSettings
@@ -192,6 +192,21 @@ def test_engines_of_a_host_divide_what_they_share(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match=r"3 workers need 2 GPUs \(tensor_parallel_size\) each, and 4 are visible"):
         lay_out_workers(3, EngineConfig(tensor_parallel_size=2))
     assert [name_device("3", None), name_device("GPU-5a", "3, GPU-5a")] == ["cuda:3", "cuda:1"]
+
+
+def test_workers_that_the_host_has_no_room_for_are_refused_before_any_row_is_read(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = EngineConfig(device="cpu", kv_memory_bytes=64 << 10)
+    WorkerSettings(workers=2).check_host(small, tiny_llama)
+    with pytest.raises(CapacityError, match="a KV budget of 1024 bytes holds no request"):
+        WorkerSettings(workers=64).check_host(small, tiny_llama)
+    with pytest.raises(ConfigError, match="ray_address 'head:6379' is for runner ray, and runner is local"):
+        WorkerSettings(ray_address="head:6379").check_host(small, tiny_llama)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(ConfigError, match="3 workers need a GPU each, and 2 are visible"):
+        WorkerSettings(workers=3).check_host(EngineConfig(), tiny_llama)
 
 
 def test_a_cluster_decides_how_many_workers_it_has(nights: Any, capfd: pytest.CaptureFixture[str]) -> None:

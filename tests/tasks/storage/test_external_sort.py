@@ -126,6 +126,26 @@ def test_an_error_of_the_source_comes_as_it_is(tmp_path: Path) -> None:
         list(sort_batches(batches(), "key", tmp_path))
 
 
+def test_ctrl_c_while_rows_are_sorted_is_ctrl_c(tmp_path: Path) -> None:
+    """The timer stands for it: it goes off when all rows have come and none is sorted yet."""
+    values = random.Random(1)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for _ in range(300):
+            yield pa.RecordBatch.from_pydict(
+                {"key": pa.array([values.randbytes(100) for _ in range(1000)], pa.binary())}
+            )
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(sort_batches(batches(), "key", tmp_path))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no room for temporary files there"):
         list(sort_batches([pa.RecordBatch.from_pydict({"key": [1]})] * 2, "key", tmp_path / "absent"))
