@@ -1,8 +1,10 @@
-"""How a command fails: its exit codes, and the line that says why."""
+"""How a command fails or is stopped: its exit codes, and the line that says why."""
 
 import logging
 import re
+import signal
 import sys
+import time
 from contextlib import suppress
 from typing import TextIO
 
@@ -16,6 +18,19 @@ def fail(message: str, code: int) -> int:
     with suppress(OSError):  # nobody reads it any more
         print(message, file=sys.stderr)
     return code
+
+
+def interrupt(raised: list[float], *_: object) -> None:
+    """Ctrl-C. Another one within ten seconds is ignored: it would keep the run from writing its answers."""
+    if not raised or time.monotonic() - raised[-1] > 10:
+        raised.append(time.monotonic())
+        raise KeyboardInterrupt
+
+
+def end(number: int, _: object) -> None:
+    """SIGTERM or SIGHUP. System and shell may both send the latter when the terminal is gone: the second is ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 class LogHandler(logging.StreamHandler[TextIO]):

@@ -45,7 +45,8 @@ def parse_options(name: str, function: Callable[..., Any], arguments: Sequence[s
         return None
     chosen: dict[str, Any] = {}
     for option_name, value in given.items():
-        (chosen.setdefault(owner, {}) if (owner := options[option_name].settings) else chosen)[option_name] = value
+        owner = options[option_name].settings
+        (chosen.setdefault(owner, {}) if owner else chosen)[option_name] = value
     parameters = inspect.signature(function).parameters.values()
     fields = [(p.name, p.annotation, *(() if p.default is p.empty else (p.default,))) for p in parameters]
     try:

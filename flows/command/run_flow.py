@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from prefect import Flow
 from prefect.logging.handlers import PrefectConsoleHandler
 
 from engine.errors import BatchloomError, ConfigError, ModelError, NightError
-from flows.command.failure import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, LogHandler, describe_lost_server, fail
+from flows.command import failure
 from flows.command.option_faults import describe_workloads
 from flows.command.options import parse_options
 from flows.command.prefect_server import CONFIGURED_URL, reachable_server
@@ -33,24 +32,24 @@ def run_flow(command: Flow[..., Any] | Callable[..., int], arguments: Sequence[s
     try:
         options = parse_options(name, function, sys.argv[1:] if arguments is None else arguments)
     except ConfigError as error:
-        return fail(f"{name}: {error}", EXIT_USAGE)
+        return failure.fail(f"{name}: {error}", failure.EXIT_USAGE)
     try:
         if options is None:
             return 0
         return _run_flow(command, options) if isinstance(command, Flow) else command(**options)
     except (BatchloomError, OSError) as error:
         lines = [str(error), *(describe_workloads(options or {}) if isinstance(error, ModelError) else ())]
-        return fail(f"{name}: {' '.join('; '.join(lines).split())}", EXIT_FAILED)
+        return failure.fail(f"{name}: {' '.join('; '.join(lines).split())}", failure.EXIT_FAILED)
 
 
 def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
     name, is_explain, is_json = flow.name, flow.name == "explain", options.pop("json", False)
     atexit.register(end_quietly)
-    signal.signal(signal.SIGTERM, _end)  # so that exit handlers run
+    signal.signal(signal.SIGTERM, failure.end)  # so that exit handlers run
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
-        signal.signal(signal.SIGHUP, _end)
+        signal.signal(signal.SIGHUP, failure.end)
     if can_interrupt := signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a shell's background job
-        signal.signal(signal.SIGINT, partial(_interrupt, []))
+        signal.signal(signal.SIGINT, partial(failure.interrupt, []))
     try:
         with plain_log(sys.stderr if is_explain or is_json else sys.stdout), reachable_server():
             for handler in logging.getLogger("prefect.extra").handlers if CONFIGURED_URL else ():
@@ -61,15 +60,15 @@ def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
             print(json.dumps(error.steps, indent=1), flush=True)
         raise
     except HTTPError as error:
-        return fail(f"{name}: {describe_lost_server(error)}", EXIT_FAILED)
+        return failure.fail(f"{name}: {failure.describe_lost_server(error)}", failure.EXIT_FAILED)
     except (KeyboardInterrupt, SystemExit) as error:
         is_kept = name == "nightly" and (options.get("sample") is None or options.get("keep"))
         rest = "; what is answered is kept, and the next run does the rest" if is_kept else ""
         rest += NEEDS_FULL if is_kept and options.get("full") else ""
-        return fail(f"{name}: stopped{rest}", getattr(error, "code", EXIT_INTERRUPTED))
+        return failure.fail(f"{name}: stopped{rest}", getattr(error, "code", failure.EXIT_INTERRUPTED))
     finally:
         if can_interrupt:  # the process only exits now: no traceback
-            signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+            signal.signal(signal.SIGINT, lambda *_: os._exit(failure.EXIT_INTERRUPTED))
     if is_explain:
         from flows.explain_page import print_forecasts
 
@@ -79,19 +78,6 @@ def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
     return 0
 
 
-def _interrupt(raised: list[float], *_: object) -> None:
-    """Ctrl-C. Another one within ten seconds is ignored: it would keep the run from writing its answers."""
-    if not raised or time.monotonic() - raised[-1] > 10:
-        raised.append(time.monotonic())
-        raise KeyboardInterrupt
-
-
-def _end(number: int, _: object) -> None:
-    """SIGTERM or SIGHUP. System and shell may both send the latter when the terminal is gone: the second is ignored."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    sys.exit(128 + number)
-
-
 @contextmanager
 def plain_log(stream: TextIO) -> Iterator[None]:
     """Write batchloom's log to `stream` as plain lines; hide Prefect's unless PREFECT_LOGGING_LEVEL is set."""
@@ -99,7 +85,7 @@ def plain_log(stream: TextIO) -> Iterator[None]:
         for other in (*logging.root.handlers, *logging.getLogger("prefect._internal").handlers):
             if type(other).__module__ == PrefectConsoleHandler.__module__:  # not those that a user has added
                 other.setLevel(logging.CRITICAL)
-    handler = LogHandler(stream)
+    handler = failure.LogHandler(stream)
     logger = logging.getLogger("batchloom")
     logger.addHandler(handler)
     logger.propagate = False

@@ -48,51 +48,48 @@ def load_library(folder: Path, source: str) -> ctypes.CDLL:
             f"there is no C++ compiler ({os.environ.get('CXX') or 'g++'!r} is not on the path); on Debian and Ubuntu "
             "`apt install g++` installs one"
         )
-    flags = [*_FLAGS, *_FLAGS_OF_SOURCE.get(source, ()), *(_X86_FLAGS if platform.machine() == "x86_64" else ())]
-    # Not $CXXFLAGS: package managers set it, for processors that may lack units which this one has.
-    flags += shlex.split(os.environ.get("BATCHLOOM_CXXFLAGS", ""))
-    path = folder / f"{source}-{_digest(compiler, flags)}.so"
     try:
-        library = ctypes.CDLL(str(path))
-    except OSError:  # not there, or damaged
-        _compile([*compiler, *flags], _SOURCES / f"{source}.cpp", path)
         try:
-            library = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
+            library = ctypes.CDLL(str(path := _compiled(compiler, folder, source)))
+        except OSError:  # a damaged file
+            path.unlink(missing_ok=True)
+            library = ctypes.CDLL(str(_compiled(compiler, folder, source)))
+    except OSError as error:
+        raise NativeBuildError(f"the compiled kernels cannot be loaded: {error}") from error
     for name in filter(partial(hasattr, library), SIGNATURES):
         getattr(library, name).argtypes, getattr(library, name).restype = SIGNATURES[name], None
     return library
 
 
-def _digest(compiler: list[str], flags: list[str]) -> str:
-    """Of what a library depends on: compiler, flags, processor and sources."""
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+def _compiled(compiler: list[str], folder: Path, source: str) -> Path:
+    """The shared library for this source, compiler and processor. It is on the disk before it has its name: half of one
+    would end each process that loads it."""
+    run = partial(subprocess.run, capture_output=True, text=True, check=False)
+    flags = [*_FLAGS, *_FLAGS_OF_SOURCE.get(source, ()), *(_X86_FLAGS if platform.machine() == "x86_64" else ())]
+    # Not $CXXFLAGS: package managers set it, for processors that may lack units which this one has.
+    flags += shlex.split(os.environ.get("BATCHLOOM_CXXFLAGS", ""))
+    version = run([*compiler, "--version"]).stdout
     identity = hashlib.sha256("\0".join([*compiler, version, *flags, _processor()]).encode())
     for file in sorted(_SOURCES.glob("**/*.*")):
         identity.update(file.read_bytes())
-    return identity.hexdigest()[:16]
-
-
-def _compile(command: list[str], source: Path, path: Path) -> None:
-    """Compiles a source file to a shared library. It is on the disk before it has its name: half of one would end each
-    process that loads it."""
+    path = folder / f"{source}-{identity.hexdigest()[:16]}.so"
+    if path.is_file():
+        return path
     _announce("compiling the C++ kernels for this processor: a few seconds, once")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / path.name
-            built = subprocess.run(
-                [*command, str(source), "-o", str(made)], capture_output=True, text=True, check=False
-            )
+            built = run([*compiler, *flags, str(_SOURCES / f"{source}.cpp"), "-o", str(made)])
             if built.returncode != 0:
                 why = " ".join(built.stderr.split())[:500] or f"its exit status is {built.returncode}"
-                raise NativeBuildError(f"{command[0]} cannot compile {source.name}: {why}")
-            with made.open("rb") as file:
-                os.fsync(file.fileno())
+                raise NativeBuildError(f"{compiler[0]} cannot compile {source}.cpp: {why}")
+            with made.open("rb") as library:
+                os.fsync(library.fileno())
             made.replace(path)
     except OSError as error:
-        raise NativeBuildError(f"the kernels cannot be kept in {path.parent}: {error}") from error
+        raise NativeBuildError(f"the kernels cannot be kept in {folder}: {error}") from error
+    return path
 
 
 def _processor() -> str:
