@@ -864,9 +864,11 @@ def test_an_interrupted_night_keeps_what_is_finished(nights: Any, start: Start, 
     many_documents(nights, 30)
     ((num_requests,),) = nights.sql("select count(*) from snippet_requests")
     has_server, streams = how in ("ctrl-c", "kill"), {}
+    usual = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may have been started by nohup
     if how == "hang-up":
         controller, streams["stderr"] = pty.openpty()
     command = start("--workload", "snippets", "--partition-tokens", "1", own_server=has_server, **streams)
+    signal.signal(signal.SIGHUP, usual)
     wait_for(lambda: len(list(nights.runs.glob("*/parts/part-*.parquet"))) >= 2, command)
     command.process.send_signal(signal.SIGSTOP)  # else it might end while its processes are looked for
     servers = find_temporary_servers(command.process.pid)
