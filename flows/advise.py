@@ -3,7 +3,7 @@
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from json import dumps
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, ConfigError
+from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.command.run_flow import plain_log
 from flows.nights.night_file import load_night
 from flows.quality.text_page import make_console, make_table
@@ -52,7 +53,7 @@ def _describe(
 ) -> Source:
     with connect(database, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS):
         pass  # a wrong path fails here
-    return describe_source(database, model, engine, planning, True, attach)
+    return replace(describe_source(resolve_checkpoint(model), database, model, engine, planning, attach), full=True)
 
 
 def _is_night(name: str) -> bool:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -40,7 +40,8 @@ def find_source(
     database: Path, model: str, engine: EngineConfig, planning: PlanSettings, full: bool, attach: Mapping[str, str]
 ) -> Source:
     """Find the model's files; `ModelError` if the engine cannot compute them. See `flows.nightly.nightly`."""
-    source = describe_source(database, model, engine, planning, full, attach)
+    folder = resolve_checkpoint(model)
+    source = replace(describe_source(folder, database, model, engine, planning, attach), full=full)
     if not is_plain(read_json(source.checkpoint / "config.json")):
         from flows.proof import prove_architecture  # takes seconds to import
 
@@ -51,19 +52,17 @@ def find_source(
 
 
 def describe_source(
-    database: Path, model: str, engine: EngineConfig, planning: PlanSettings, full: bool, attach: Mapping[str, str]
+    folder: Path, database: Path, model: str, engine: EngineConfig, planning: PlanSettings, attach: Mapping[str, str]
 ) -> Source:
-    """As `find_source`, without a check that the engine can compute the model. See `find_source`."""
-    checkpoint = resolve_checkpoint(model)
+    """See `find_source`; without a check that the engine can compute the model, whose files are in `folder`."""
     # In an encoder each token attends to the whole text: prompts share nothing.
-    can_share = is_plain(read_json(checkpoint / "config.json")) or not is_encoder(checkpoint)
+    can_share = is_plain(read_json(folder / "config.json")) or not is_encoder(folder)
     return Source(
         database=database,
         model=model,
-        checkpoint=checkpoint,
-        model_digest=checkpoint_digest(checkpoint),
-        max_model_len=read_max_model_len(checkpoint, engine.max_model_len),
-        full=full,
+        checkpoint=folder,
+        model_digest=checkpoint_digest(folder),
+        max_model_len=read_max_model_len(folder, engine.max_model_len),
         method=planning.method if can_share else "none",
         partition_tokens=planning.partition_tokens,
         block_size=engine.shared_block_size if can_share else None,

@@ -18,8 +18,8 @@ from engine.scheduling.step import Step
 _CHUNK = 64
 """Numbers of a seed that are made at once."""
 
-Places = npt.NDArray[np.int64]
-Amounts = npt.NDArray[np.float32]
+_Places = npt.NDArray[np.int64]
+_Amounts = npt.NDArray[np.float32]
 
 
 class DrawnRow(NamedTuple):
@@ -78,11 +78,12 @@ def penalise(logits: torch.Tensor, requests: Sequence[Request], answers: Sequenc
         logits: float32 ``[R, vocab_size]``, contiguous.
         requests, answers: of each row, its request, and the tokens of its answer so far, int32 ``[n]``.
     """
-    repeated, factors, answered, amounts = list[Places](), list[Amounts](), list[Places](), list[Amounts]()
+    repeated, factors, answered, amounts = list[_Places](), list[_Amounts](), list[_Places](), list[_Amounts]()
     for row, (request, answer) in enumerate(zip(requests, answers, strict=True)):
         if (penalties := request.penalties) is not None:
             tokens, counts = np.unique(answer, return_counts=True)
-            repeated.append(row * logits.shape[-1] + np.union1d(_prompt_tokens(request), tokens))
+            # A token of both is there twice, and gets the same value twice.
+            repeated.append(row * logits.shape[-1] + np.concatenate([_prompt_tokens(request), tokens]))
             factors.append(np.full(len(repeated[-1]), penalties.repetition, np.float32))
             answered.append(row * logits.shape[-1] + tokens.astype(np.int64))
             amounts.append((penalties.presence + penalties.frequency * counts).astype(np.float32))
@@ -97,7 +98,7 @@ def _to_device(arrays: Sequence[npt.NDArray[Any]], logits: torch.Tensor) -> torc
 
 
 @lru_cache(maxsize=4096)
-def _prompt_tokens(request: Request) -> Places:
+def _prompt_tokens(request: Request) -> _Places:
     """The distinct tokens of its prompt, in ascending order."""
     return np.unique(request.token_ids).astype(np.int64)
 

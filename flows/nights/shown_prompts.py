@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from engine.errors import DatabaseError
-from engine.model.loading.checkpoint import checkpoint_digest
 from engine.model.loading.hub import resolve_head
 from flows.nights.night_file import NightPlan
 from flows.quality.sample_page import show_value
 from flows.quality.text_page import escape_controls
+from flows.workload_run import describe_source
 from sql import statement
 from tasks.database.connection import fill_identifiers
 from tasks.layouts.parts import arrange_workload
@@ -21,7 +21,7 @@ from tasks.nights.graph import list_batches, plan_waves
 from tasks.prompts.text_codec import TextCodec
 from tasks.runs.source import Source
 from tasks.storage.scratch_folder import scratch_folder
-from tasks.tokenize import read_max_model_len, write_tokens
+from tasks.tokenize import write_tokens
 from tasks.workloads.workload import Workload
 
 
@@ -35,18 +35,9 @@ def show_prompts(plan: NightPlan, num_prompts: int) -> Iterator[str]:
     """
     for wave in plan_waves(plan.steps):
         model, settings = plan.models[wave.model]
-        checkpoint, engine, planning = resolve_head(model), settings.to_config(), plan.tables.planning
-        source = Source(
-            database=plan.database,
-            model=model,
-            checkpoint=checkpoint,
-            model_digest=checkpoint_digest(checkpoint),
-            max_model_len=read_max_model_len(checkpoint, engine.max_model_len),
-            method=planning.method,
-            block_size=engine.shared_block_size,
-            attach=plan.attach,
-        )
-        steps = {name: plan.workloads[name].bind(checkpoint) for name in wave.steps}
+        engine, planning = settings.to_config(), plan.tables.planning
+        source = describe_source(resolve_head(model), plan.database, model, engine, planning, plan.attach)
+        steps = {name: plan.workloads[name].bind(source.checkpoint) for name in wave.steps}
         workloads = [arrange_workload(step, ()) if name in plan.cascades else step for name, step in steps.items()]
         for batch in list_batches(workloads, is_joint=not plan.tables.machines.exchange):
             try:

@@ -66,8 +66,8 @@ def wait_and_open(
 
 
 INTERRUPTED = re.compile(r"\AQuery interrupted\Z|executing the UDF: (KeyboardInterrupt|SystemExit|TerminationSignal)")
-"""DuckDB's messages where a signal came during a query: what its handler raised is lost. In a flow,
-SIGTERM raises Prefect's `TerminationSignal`."""
+"""DuckDB's messages where a signal came during a query: what its handler raised is lost. In a flow, SIGTERM raises
+Prefect's `TerminationSignal`."""
 
 
 def raise_plainly(path: str | Path, error: Exception) -> NoReturn:

@@ -2,10 +2,9 @@
 
 from collections import Counter
 
-import duckdb
-
 from engine.errors import FailureRateError
 from tasks.database.connection import execute
+from tasks.database.opening import open_in_memory
 from tasks.runs.infer_job import FailurePolicy
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
@@ -32,7 +31,7 @@ def count_invalid(workload: Workload, tokens: ArtifactRef) -> Counter[str]:
     """The number of a workload's rows without a prompt, by reason; numbers and quoted texts in reasons are left out. A
     row that makes several requests counts if one of them has no prompt."""
     parameters = {"tokens": tokens.path, "num_questions": len(workload.kind.suffixes)}
-    with duckdb.connect() as connection:
+    with open_in_memory(tokens.path) as connection:
         return Counter(dict(execute(connection, "read/invalid_reasons", parameters).fetchall()))
 
 
