@@ -25,7 +25,7 @@ class PackedWeight:
 
     Attributes:
         kernel: gives the functions for weights of this kind by name.
-        panels: bfloat16 or float32, panels of 32 output columns.
+        panels: bfloat16 or float32, panels of 32 output columns, of which 16 or all are stored together.
         bias: of the same type, ``[num_columns]``.
         num_columns, num_padded: output columns, without and with those that fill the last panel.
         is_gated: whether a panel holds 16 columns of the gate, then the same 16 columns of up.
@@ -50,7 +50,7 @@ class PackedWeight:
         """int64 ``[n]`` -> ``[n, depth]``: the weights of these output columns, unpacked."""
         assert not self.is_gated, "a column index is ambiguous between gate and up"
         words = self.panels.view(torch.int32)[..., 0]
-        return words[index // 32, :, index % 32].view(self.panels.dtype)
+        return words[index // words.shape[2], :, index % words.shape[2]].view(self.panels.dtype)
 
 
 LinearWeight = Union[PackedWeight, "QuantizedWeight"]

@@ -18,12 +18,14 @@ inline Floats number_of(Words words, int64_t i) {
   return Floats(i == 0 ? words << 16 : words & 0xffff0000);
 }
 
-// Rows of x [rows, depth] and panels [words of depth][32 columns]. A word is a float, or a pair of bf16, whose products are
-// those of the same numbers in float32.
+// Rows of x [rows, depth] and panels of words, see word_index. A word is a float, or a pair of bf16, whose products are those
+// of the same numbers in float32. Columns that a loop reads are stored together: with others between them they would occupy
+// half of the first-level cache's sets.
 template <typename T>
 struct FloatOperands {
   typedef float Sum;
   static constexpr bool has_shared_panels = true, has_tiles = false;
+  static constexpr int TOGETHER = FLOATS < 16 ? 16 : PANEL;
   static constexpr int64_t WORD = 4 / sizeof(T);
   const T *x, *panels;
   int64_t depth, row_bytes;
@@ -42,7 +44,7 @@ struct FloatOperands {
         float memory[rows * FLOAT_TERMS];
         int64_t stride = depth;
         const float* const x = as_floats(from + first * depth + begin * WORD, rows, (end - begin) * WORD, stride, memory);
-        add_terms<rows>(x, stride, columns, begin, end, block + first * PANEL);
+        add_terms<rows>(x, stride, columns, begin, end, num_words, block + first * PANEL);
       });
     }
   }
@@ -51,12 +53,12 @@ struct FloatOperands {
   // 10 % slower.
   template <int R>
   __attribute__((noinline)) static void add_terms(const float* rows, int64_t stride, const T* columns, int64_t begin,
-                                                  int64_t end, float* to) {
+                                                  int64_t end, int64_t num_words, float* to) {
     for (int column = 0; column < PANEL; column += 2 * FLOATS) {
       Floats sums[2][R] = {};
       const float* row = rows;
-      for (int64_t k = begin; k < end; k++, row += WORD) {
-        const T* at = columns + (k * PANEL + column) * WORD;
+      const T* at = columns + word_index(TOGETHER, column, begin, num_words) * WORD;
+      for (int64_t k = begin; k < end; k++, row += WORD, at += TOGETHER * WORD) {
         for (int line = 0; line < 2 * FLOATS; line += 16)
           __builtin_prefetch(reinterpret_cast<const char*>(at + line * WORD) + AHEAD_BYTES, 0, 2);
 #pragma GCC unroll 2

@@ -22,3 +22,7 @@ EXPORT_NORM(bf16, bf16)
 typedef LinearFormat<bf16, PanelWeights<bf16>> PairFormat;
 EXPORT_LINEAR(bf16, PanelWeights<bf16>, bf16)
 EXPORT_LAYERS(PairFormat, bf16)
+
+// Output columns of a panel whose weights are stored together, see word_index.
+extern "C" int columns_together_float32() { return PanelProduct<float>::Operands::TOGETHER; }
+extern "C" int columns_together_bf16() { return PanelProduct<bf16>::Operands::TOGETHER; }

@@ -59,6 +59,7 @@ void with_finish(const ToOutput& to, const F& f) {
 struct PairOperands {
   typedef float Sum;
   static constexpr bool has_shared_panels = true, has_tiles = true;
+  static constexpr int TOGETHER = PANEL;
   const bf16 *x, *panels;
   int64_t depth, row_bytes;
 

@@ -11,7 +11,12 @@
 
 namespace {
 
-constexpr int PANEL = 32;  // output columns whose weights are stored together
+constexpr int PANEL = 32;  // output columns of a panel of weights
+
+// Index of a word of a panel [32 / together][words of depth][together columns].
+constexpr int64_t word_index(int together, int64_t column, int64_t word, int64_t num_words) {
+  return (column / together * num_words + word) * together + column % together;
+}
 // Distance of the prefetch of weights for vectors: the hardware's own prefetch stops at the end of a page.
 constexpr int64_t AHEAD_BYTES = 4096;
 

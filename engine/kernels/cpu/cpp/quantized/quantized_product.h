@@ -58,7 +58,8 @@ void multiply(const Element* x, const QuantizedWeights& weights, const std::vect
         if (!finish.needs(rows.first, int(rows.end - rows.first), p)) continue;
         for (int h = 0; h < 2; h++)
           unpack(weights.halves[2 * (rows.first_panel + p) + h], depth,
-                 panels + (p - start) * PANEL * depth + HALF * WORD * h, PANEL);
+                 panels + (p - start) * PANEL * depth + WORD * word_index(Operands::TOGETHER, HALF * h, 0, depth / WORD),
+                 Operands::TOGETHER);
       }
       own.panels_from = start;
       own.multiply_group(rows.first, rows.end, start, end);
