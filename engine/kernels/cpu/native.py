@@ -61,7 +61,7 @@ class NativeBackend(NativeOperations, AttentionBackend):
         num_columns, depth = weight.shape
         if num_columns % 32 or depth % 32:
             return None
-        # [columns that are stored together, word along the depth, column, element]: a word of 4 bytes holds a pair of bf16.
+        # [columns stored together, word along the depth, column, element]: a word of 4 bytes holds a pair of bf16.
         size, together = 4 // weight.itemsize, self.kernel("columns_together")()
         panels = weight.view(num_columns // together, together, depth // size, size).permute(0, 2, 1, 3).contiguous()
         return PackedWeight(kernel=self.kernel, panels=panels, bias=bias, num_columns=num_columns, depth=depth)
