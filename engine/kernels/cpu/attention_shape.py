@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +54,7 @@ class AttentionShape:
         self._tile_tokens = TILE_ROWS * num_kv_heads // num_q_heads
         self._state = torch.empty(0, dtype=torch.float32)
 
-    def kernel(self, name: str) -> Callable[..., None]:
+    def kernel(self, name: str) -> Callable[..., Any]:
         """The function of this name for the format."""
         return getattr(self.library, f"{name}_{self.suffix}")  # type: ignore[no-any-return]
 
