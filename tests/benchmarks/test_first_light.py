@@ -65,7 +65,8 @@ def first_light(
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of the whole program in Triton's interpreter."""
     folder = tmp_path_factory.mktemp("first_light")
-    done = first_light(folder, "--tiny", "--minutes", "30", "--commit", "abc", program=("-c", FORKING))
+    stages = ("--stages", *program.STAGE_MINUTES)
+    done = first_light(folder, "--tiny", "--minutes", "30", "--commit", "abc", *stages, program=("-c", FORKING))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return folder
 
@@ -193,6 +194,15 @@ def test_a_stage_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert read_parts(tmp_path, "gate") == {"a": 1, "c": 2, "b": 3}
 
 
+def test_a_part_that_is_too_long_for_what_is_left_is_not_begun(tmp_path: Path) -> None:
+    """It would be killed without a result; shorter ones after it are measured."""
+    stage = stage_run(tmp_path, seconds=30)
+    assert stage.measure("long", fail, seconds=40) is None
+    assert stage.measure("short", lambda: 1, seconds=20) == 1
+    assert stage.end() == UNFINISHED
+    assert read_parts(tmp_path, "gate") == {"short": 1}
+
+
 def test_a_stage_without_time_is_unfinished(tmp_path: Path) -> None:
     stage = stage_run(tmp_path, seconds=0)
     assert stage.measure("a", fail) is None
@@ -267,7 +277,7 @@ def test_an_engine_is_warmed_up_once_for_the_other_workloads(
 ) -> None:
     timed: list[tuple[int, int]] = []
     monkeypatch.setattr(batches, "_timed", lambda _engine, _batch, rounds, *_: timed.append(rounds))
-    stage, lab = SimpleNamespace(measure=lambda _, part: part()), SimpleNamespace(batches={workload: None})
+    stage, lab = SimpleNamespace(measure=lambda _, part, _seconds: part()), SimpleNamespace(batches={workload: None})
     batches._measure(stage, lab, "ours", lambda: None, workload, None)  # type: ignore[arg-type]
     assert timed == [rounds]
 
