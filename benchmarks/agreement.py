@@ -124,12 +124,14 @@ def compare(
     longest = max(len(prompt) + work.num_output_tokens for work in works.values() for prompt in work.token_ids)
     found: dict[str, dict[str, Any]] = {name: {"failure": f"skipped: {reason}"} for name, reason in skipped.items()}
     given: dict[str, dict[str, Answers]] = {}
+    versions: dict[str, dict[str, str]] = {}
     for peer in peers:
         if peer.name in skipped:
             continue
         try:
             with session.start(peer.name, peer.module, peer.arguments) as engine:
-                engine.load(session.settings(peer.name, "int8", KV_TOKENS, longest), LOAD_SECONDS)
+                loaded, _, _ = engine.load(session.settings(peer.name, "int8", KV_TOKENS, longest), LOAD_SECONDS)
+                versions[peer.name] = loaded.versions
                 asked = {name: work for name, work in works.items() if peer.can_score or not work.labels}
                 given[peer.name] = {name: engine.run(work, RUN_SECONDS)[0] for name, work in asked.items()}
         except PeerError as error:
@@ -143,6 +145,7 @@ def compare(
             asked_tokens = {"prompts": works["answers"].token_ids, "answers": answers["answers"].token_ids}
             gaps = referee.call("token_gaps", asked_tokens, RUN_SECONDS)["answer"]["gaps"]
             found[name] = {
+                "versions": versions[name],
                 "num_answers": len(gaps),
                 "same_answers": sum(max(row) == 0 for row in gaps),
                 "same_first_tokens": sum(row[0] == 0 for row in gaps),

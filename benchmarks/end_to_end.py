@@ -86,9 +86,19 @@ def report(arguments: argparse.Namespace) -> None:
         "model": f"{model.name}, {arguments.dtype}",
         "settings": {
             name: getattr(arguments, name)
-            for name in ("scale", "tokens", "kv_tokens", "max_num_batched_tokens", "threads", "repeats")
-        }
-        | {"options": arguments.options},
+            for name in (
+                "scale",
+                "tokens",
+                "kv_tokens",
+                "max_num_batched_tokens",
+                "threads",
+                "repeats",
+                "in_turn",
+                "run_seconds",
+                "device",
+                "options",
+            )
+        },
         "skipped": skipped | not_asked,
     }
     with tempfile.TemporaryDirectory(prefix="batchloom-bench-") as folder:

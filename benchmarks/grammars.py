@@ -29,6 +29,7 @@ import numpy as np
 from llguidance.numpy import fill_next_token_bitmask
 from transformers import AutoConfig, AutoTokenizer
 
+from benchmarks.measuring.machine import describe_machine
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.turns import in_turn
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
@@ -242,6 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, help="result file, JSON")
     options = parser.parse_args(arguments)
+    machine = describe_machine()
     tokenizer, config = AutoTokenizer.from_pretrained(options.folder), AutoConfig.from_pretrained(options.folder)
     kinds = {"llguidance": LLGuidance, "xgrammar": XGrammar}
     libraries = {name: kinds[name](tokenizer, config.vocab_size, tokenizer.eos_token_id) for name in options.libraries}
@@ -253,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             + ("; ".join(f"{t}: {wrong}" for t, wrong in verdicts.items() if wrong) or "all types as they are")
         )
     versions = {name: version(name) for name in libraries}
-    report("grammars", arguments, options.out, versions=versions, cases=cases, types=types)
+    report("grammars", arguments, options.out, machine=machine, versions=versions, cases=cases, types=types)
     return 0
 
 

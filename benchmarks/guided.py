@@ -117,15 +117,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 logs=Path(logs),
                 run_seconds=RUN_SECONDS,
             )
-            engines = {}
+            engines, versions = {}, {}
             for name in settings:
                 engines[name] = stack.enter_context(session.start(name, peers[name.split(",")[0]].module))
-                engines[name].load(session.settings(name, options.dtype, kv_tokens, longest), LOAD_SECONDS)
+                loaded, _, _ = engines[name].load(
+                    session.settings(name, options.dtype, kv_tokens, longest), LOAD_SECONDS
+                )
+                versions[name] = loaded.versions
             found = measure(engines, codec, prompts, options.rows, options.rounds)
     except PeerError as error:
         print(f"benchmarks.guided: no figures: {error}", file=sys.stderr)
         return 1
-    report("guided", arguments, options.out, machine=machine, model=f"{folder.name}, {options.dtype}", engines=found)
+    report(
+        "guided", arguments, options.out, machine=machine, versions=versions, model=f"{folder.name}, {options.dtype}",
+        engines=found,
+    )  # fmt: skip
     return 0
 
 

@@ -23,10 +23,12 @@ def render_comparison(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     engines = list(found["engines"])
     yield from _heading(name, found)
     settings = found["settings"]
+    turns = ", each engine all its rounds in one go" if "--in-turn" in found["command"] else ""
     yield (
         f"{settings['threads']} threads, KV memory for {settings['kv_tokens']:,} tokens in every engine, at most "
         f"{settings['max_num_batched_tokens']:,} tokens a step, lengths of the paper times {settings['scale']}, "
-        f"{settings['repeats']} rounds. Requests per second, median; in brackets how many times as fast batchloom is."
+        f"{settings['repeats']} rounds{turns}. Requests per second, median; in brackets how many times as fast "
+        "batchloom is."
     )
     yield ""
     yield f"| workload | rows | {' | '.join(engines)} |"
@@ -107,9 +109,11 @@ def _heading(name: str, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cell(workload: Mapping[str, Any], engine: str) -> str:
-    row = workload["engines"].get(engine, {"failure": "not measured"})
+    row = workload["engines"].get(engine)
+    if row is None or "ended before it was asked" in row.get("failure", ""):
+        return "not measured"
     if "failure" in row:
-        return "failed" if row["failure"] != "not measured" else "not measured"
+        return "failed"
     ratio = workload["batchloom_over"].get(engine)
     return f"{row['requests_per_second']:.2f}" + (f" ({ratio['median']:.2f}x)" if ratio else "")
 

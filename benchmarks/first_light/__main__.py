@@ -2,11 +2,14 @@
 
 environment   what is installed; matrix rate, copies, launches
 gate          every kind of tile, merges, the engine's answers, graphs, compute-sanitizer
+batches       whole batches in the shape of an 8B model, against a server's policies and transformers; profiles
 tuning        launches and costs of what 8B models need, and the cost model's error
 attention     BatchLLM's Fig. 8 grid, with the tuned launches
 again         the worst cases of the grid, measured again
+
+and, only where --stages names them:
+
 flex          FlexAttention on some of the grid
-batches       whole batches in the shape of an 8B model, against a server's policies and transformers; profiles
 extras        the engine without the packages that it does not need, which tests on a CPU show, too
 
 Each stage is a process with a time limit. Where a part crashes, hangs or loses the device, another process goes on
@@ -16,8 +19,8 @@ or commit differ, a stage starts over.
 
 A stage ends with 0: done, 1: something failed, 3: out of time, 4: the device was lost, 124: killed at its limit, 125:
 killed in a part that took too long, or a crash's own code. The program ends with 0 if all stages did, 1 if one failed,
-3 if only time was short. `--tiny` runs everything on the CPU in Triton's interpreter (TRITON_INTERPRET=1), at sizes
-whose figures mean nothing.
+3 if only time was short (3 or 124). `--tiny` runs everything on the CPU in Triton's interpreter (TRITON_INTERPRET=1),
+at sizes whose figures mean nothing.
 """
 
 import argparse
@@ -35,16 +38,20 @@ from typing import Any
 
 from benchmarks.first_light.goals import print_goals
 from benchmarks.first_light.results import DONE, FAILED, HUNG, LOST, TIMED_OUT, UNFINISHED, now, read_stage
+from benchmarks.measuring.machine import commit
 from benchmarks.measuring.result_file import write_result
 
 STAGE_MINUTES = {
-    "environment": 2.0, "gate": 5.0, "tuning": 8.0, "attention": 8.0, "again": 1.5, "flex": 5.0, "batches": 9.5,
+    "environment": 2.0, "gate": 5.0, "batches": 9.5, "tuning": 8.0, "attention": 8.0, "again": 1.5, "flex": 5.0,
     "extras": 2.0,
 }  # fmt: skip
 """By stage, its time limit in one call."""
 
+ON_REQUEST = ("flex", "extras")
+"""Stages that run only where they are named."""
+
 PART_MINUTES = {
-    "environment": 1.8, "gate": 2.6, "attention": 1.0, "again": 1.0, "flex": 2.0, "batches": 3.5, "extras": 1.8,
+    "environment": 1.8, "gate": 2.8, "attention": 1.0, "again": 1.0, "flex": 2.0, "batches": 3.5, "extras": 1.8,
 }  # fmt: skip
 """By stage, after how long a part counts as hanging. Those of tuning take what time they are given."""
 
@@ -144,7 +151,13 @@ def main(command_line: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--stages", nargs="+", choices=STAGE_MINUTES, default=list(STAGE_MINUTES), metavar="STAGE")
+    parser.add_argument(
+        "--stages",
+        nargs="+",
+        choices=STAGE_MINUTES,
+        metavar="STAGE",
+        default=[name for name in STAGE_MINUTES if name not in ON_REQUEST],
+    )
     parser.add_argument("--minutes", type=float, default=9.5, help="of the whole call")
     parser.add_argument("--commit", help="of this tree, where it is not git's: recorded with every result")
     parser.add_argument("--tiny", action="store_true", help="on the CPU in Triton's interpreter, for tests")
@@ -156,6 +169,8 @@ def main(command_line: Sequence[str] | None = None) -> int:
         parser.error("--tiny needs TRITON_INTERPRET=1 in the environment")
     if arguments.child:
         return run_child(arguments)
+    if not arguments.tiny and arguments.commit is None and commit() == "unknown":
+        parser.error("the tree has no git to tell its commit: name it with --commit")
     arguments.out.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + 60 * arguments.minutes
     stages: dict[str, dict[str, Any]] = {}
@@ -170,7 +185,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     codes = {ended["exit_code"] for ended in stages.values()} - {0}
     if not codes:
         return 0
-    return UNFINISHED if codes == {UNFINISHED} else FAILED
+    return UNFINISHED if codes <= {UNFINISHED, TIMED_OUT} else FAILED
 
 
 if __name__ == "__main__":

@@ -31,15 +31,22 @@ FEW_TOKENS = 640
 
 
 def policies(kv_bytes_per_token: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Settings that take other ways over the device and change no answer, by name."""
+    """Settings that take other ways over the device and change no answer, by name.
+
+    A server's steps are short, since its cache has nothing for prompts that start in one step.
+    """
     yield "found memory", {"kv_memory_bytes": "auto", "memory_fraction": 0.5}
     yield "lookup", {"prompt_lookup": "always"}
     yield "relay", {"attention": "relay"}
-    yield "server", {"attention": "paged", "sharing": "lru", "order": "fcfs"}
+    yield "server", {"attention": "paged", "sharing": "lru", "order": "fcfs", "max_num_batched_tokens": 128}
     yield "swap", {
         "preemption": "swap", "output_reserve": 0.0, "kv_memory_bytes": FEW_TOKENS * kv_bytes_per_token,
     }  # fmt: skip
     yield "two processes", {"disaggregation": "processes"}
+
+
+WAYS = {"preemption": "num_swapped_blocks", "prompt_lookup": "num_guessed"}
+"""By setting, the count that is not 0 where the run went the way that the setting names."""
 
 
 class Answering:
@@ -69,23 +76,24 @@ class Answering:
         Returns:
             what is known of the answers, or why the device has no such dtype.
         Raises:
-            WrongAnswerError: a token's logit is further from the best than the dtype explains.
+            WrongAnswerError: a token's logit is further from the best than the dtype explains, or the answers say
+                nothing of shared prefixes or of a way that the settings name.
         """
         if dtype == "fp8":
             try:
                 find_fp8(torch.device(self._device))
             except ConfigError as error:
                 return f"not run: {error}"
-        answers, num_preempted = self._generate(self._engine(dtype, **settings), drawn)
+        answers, counts = self._generate(self._engine(dtype, **settings), drawn)
+        needed = ["num_cached_tokens", *(count for setting, count in WAYS.items() if setting in settings)]
+        if missing := [name for name in needed if not (counts[name] or self._is_tiny)]:
+            raise WrongAnswerError(f"the run did not go the way that it checks: {', '.join(missing)} is 0")
         gaps = self._judge.token_gaps({"prompts": self._prompts, "answers": answers})["gaps"]
-        largest = max(max(found) for found in gaps)
+        largest = float(np.max(gaps))
         if not largest <= MOST_GAP[dtype]:
             raise WrongAnswerError(f"a token is {largest:.3g} below the best logit, at most {MOST_GAP[dtype]} is right")
         num_greedy = sum(max(found) == 0 for found in gaps)
-        return {
-            "num_answers": len(answers), "num_greedy": num_greedy, "largest_gap": largest,
-            "num_preempted": num_preempted,
-        }  # fmt: skip
+        return {"num_answers": len(answers), "num_greedy": num_greedy, "largest_gap": largest} | counts
 
     def with_graphs(self) -> dict[str, Any]:
         """Check that answers are the same with and without CUDA graphs.
@@ -135,11 +143,14 @@ class Answering:
         config = EngineConfig(device=self._device, dtype=dtype, **(usual | settings))  # type: ignore[arg-type]
         return Engine.load(self._folder, config)
 
-    def _generate(self, engine: Engine, drawn: Mapping[str, Any] | None = None) -> tuple[list[list[int]], int]:
-        """The answers, and how many requests were preempted.
+    def _generate(
+        self, engine: Engine, drawn: Mapping[str, Any] | None = None
+    ) -> tuple[list[list[int]], dict[str, int]]:
+        """The answers, and counts of preempted requests, their blocks in host memory, cached and guessed tokens.
 
         Raises:
-            WrongAnswerError: a capture failed. The engine goes on without that graph, so no answer tells.
+            WrongAnswerError: a request has an error in place of an answer; or a capture failed: the engine goes on
+                without that graph, so no answer tells.
         """
         requests = [
             Request(
@@ -153,8 +164,15 @@ class Answering:
         found = {answer.request_id: answer for answer in engine.run_plan(requests, groups, on_step=steps.append)}
         if failures := graph_figures(engine)["failures"]:
             raise WrongAnswerError(f"{len(failures)} captures of CUDA graphs failed: {failures[0]}")
+        if errors := [answer.error for answer in found.values() if answer.error is not None]:
+            raise WrongAnswerError(f"{len(errors)} requests have an error in place of an answer: {errors[0]}")
         answers = [list(map(int, found[request.request_id].token_ids)) for request in requests]
-        return answers, sum(step.num_preempted_requests for step in steps)
+        return answers, {
+            "num_preempted": sum(step.num_preempted_requests for step in steps),
+            "num_swapped_blocks": max(step.num_swapped_kv_blocks for step in steps),
+            "num_cached_tokens": sum(answer.num_cached_tokens for answer in found.values()),
+            "num_guessed": sum(step.num_guessed_tokens for step in steps),
+        }
 
     def _require_same(self, engine: Engine, plain: list[list[int]], how: str) -> None:
         for run_number in range(self._num_repeats):

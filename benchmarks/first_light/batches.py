@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.first_light.answers import graph_figures
+from benchmarks.first_light.environment import fp8_tflops
 from benchmarks.first_light.profile import profiled
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.first_light.tuning import tuned_launches
@@ -23,9 +24,7 @@ from benchmarks.peers.protocol import Answers, LoadSettings, Work, memory, reset
 from benchmarks.peers.transformers_engine import ContinuousEngine
 from benchmarks.random_model import SHAPES, make_model, model_config
 from engine.config import EngineConfig
-from engine.device.gpu import find_fp8
 from engine.engine import Engine
-from engine.errors import ConfigError
 from engine.model.model_shape import ModelShape
 
 SERVER = {"sharing": "lru", "max_running_requests": 256, "attention": "paged", "order": "fcfs"}
@@ -39,6 +38,10 @@ OTHER_ROUNDS = (1, 1)
 """Of a workload of `OTHERS`: its kernels are compiled, and its first run captures all graphs but those of a few steps,
 at 25 ms each."""
 
+LEAST_SECONDS = {"transformers": 20.0, "server": 60.0}
+"""By engine, what a stage must have left for one of its parts to begin. The longest took 45 and 85 s on an H200, of
+which the last 25 are there for any part."""
+
 KV_TOKENS = 32_768
 """A fifth of the batch, since a night is many times what the device holds. With four times as much memory, a server's
 cache kept all prefixes of such a batch."""
@@ -48,8 +51,11 @@ MAIN = ("prefill", "case-1", "case-2")
 SHORT = {"case-1-short": ("case-1", 8), "case-2-short": ("case-2", 4)}
 """The cases for transformers, with fewer groups, since it took 136 s on an H200 where batchloom took 5 s."""
 
-WORKLOADS = {"ours": (*MAIN, *SHORT), "server": MAIN[1:], "transformers": (*SHORT, "prefill")}
-"""By engine, what it computes before the others."""
+GROUPED = "case-1-grouped"
+"""Case 1 with the rows of a document side by side, of which a server's cache finds more; ours sorts them itself."""
+
+WORKLOADS = {"ours": (*MAIN, *SHORT), "server": (*MAIN[1:], GROUPED), "transformers": (*SHORT, "prefill")}
+"""By engine, what it computes before the others; rows are shuffled but for `GROUPED`."""
 
 OTHERS = (
     "control",
@@ -65,7 +71,9 @@ class Lab:
         self._device = stage.run.device
         self._shape = SHAPES["tiny" if stage.is_tiny else "llama-3-8b"]
         self._dtype = "float32" if stage.is_tiny else "bfloat16"
-        self.model_shape = ModelShape.from_config(model_config(self._shape), dtype=self._dtype)
+        config = model_config(self._shape)
+        self.model_shape = ModelShape.from_config(config, dtype=self._dtype)
+        self.fp8_shape = ModelShape.from_config(config, dtype="fp8")
         scale, num_tokens, self._kv_tokens = (0.005, 10, 256) if stage.is_tiny else (1.0, 160_000, KV_TOKENS)
         sizes = Sizes(
             scale=scale, num_tokens=num_tokens, kv_tokens=0 if not stage.is_tiny else 16,
@@ -80,6 +88,8 @@ class Lab:
         for name, (case, num_groups) in SHORT.items():
             short = self.batches[case].first(num_groups, len(self.batches[case].groups[0].own))
             self.batches[name] = replace(short, name=name, shape=f"the first {num_groups} groups of {case}")
+        case_1 = self.batches["case-1"]
+        self.batches[GROUPED] = replace(case_1, name=GROUPED, shape=f"{case_1.shape}, rows grouped")
         self._max_tokens = 64 if stage.is_tiny else 8192
 
     def ours(self, **policies: Any) -> BatchloomEngine:
@@ -151,14 +161,11 @@ def _free_memory() -> None:
 
 
 def _measure_fp8(stage: StageRun, lab: Lab, ceilings: Ceilings) -> None:
-    """Only prefill, with products and KV in 8 bits, if the device has them."""
-    try:
-        find_fp8(stage.run.device)
-    except ConfigError as error:
-        reason = f"not measured: {error}"
-        stage.measure("ours in fp8", lambda: reason)
-        return
-    _measure_engine(stage, lab, "ours in fp8", partial(lab.ours, dtype="fp8"), MAIN[:1], ceilings)
+    """Only prefill, with products and KV in 8 bits, if the device has them; shares are of the rate of such products."""
+    rate = stage.measure("fp8 matrix rate", lambda: fp8_tflops(stage))
+    if isinstance(rate, float):
+        ceilings = replace(ceilings, matrix_flops_per_second=rate * 1e12)
+        _measure_engine(stage, lab, "ours in fp8", partial(lab.ours, dtype="fp8"), MAIN[:1], ceilings)
 
 
 def _measure_engine(
@@ -179,23 +186,27 @@ def _measure(
 ) -> None:
     batch = lab.batches[workload]
     rounds = OTHER_ROUNDS if workload in OTHERS else ROUNDS[name]
-    stage.measure(f"{name}: {workload}", lambda: _timed(engine(), batch, rounds, lab, ceilings))
+    shape = lab.fp8_shape if name == "ours in fp8" else lab.model_shape
+    stage.measure(
+        f"{name}: {workload}", lambda: _timed(engine(), batch, rounds, shape, ceilings), LEAST_SECONDS.get(name, 0.0)
+    )
 
 
-def _timed(engine: Any, batch: Batch, rounds: tuple[int, int], lab: Lab, ceilings: Ceilings) -> dict[str, Any]:
+def _timed(engine: Any, batch: Batch, rounds: tuple[int, int], shape: ModelShape, ceilings: Ceilings) -> dict[str, Any]:
     """Figures of an engine's measured runs.
 
     Args:
         rounds: numbers of warm-up and measured rounds.
     """
+    order = "grouped" if batch.name == GROUPED else "shuffled"
     found = measure_batch(
         {"engine": InProcess(engine)},  # type: ignore[dict-item]
-        batch, "shuffled", num_unmeasured=rounds[0], num_repeats=rounds[1], run_seconds=0.0,
+        batch, order, num_unmeasured=rounds[0], num_repeats=rounds[1], run_seconds=0.0,
     )["engine"]  # fmt: skip
     if not isinstance(found, Timed):
         raise PeerError(found)
     graphs = {"graphs": graph_figures(engine._engine)} if isinstance(engine, BatchloomEngine) else {}
-    return {"shape": batch.shape} | figures(found, batch, lab.model_shape, ceilings) | graphs
+    return {"shape": batch.shape} | figures(found, batch, shape, ceilings) | graphs
 
 
 def _profiles(lab: Lab, name: str) -> Iterator[tuple[str, Batch]]:

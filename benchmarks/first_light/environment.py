@@ -9,19 +9,18 @@ import torch
 
 from benchmarks.first_light.host import decode_step_ms
 from benchmarks.first_light.stage_run import StageRun
-from benchmarks.kernels.gpu import device_time, measure_ceilings
+from benchmarks.kernels.gpu import device_time, graph_us, measure_ceilings
 from engine.device.gpu import find_fp8
 from engine.errors import ConfigError
 from engine.kernels.triton.tuned import load_tuned
 
 
 def run(stage: StageRun) -> None:
-    device = stage.run.device
     stage.measure("packages", _packages)
     stage.measure("ceilings", lambda: measure_ceilings(stage.run, is_tiny=stage.is_tiny))
-    stage.measure("fp8 matrix rate", lambda: _fp8_tflops(device, 64 if stage.is_tiny else 8192))
+    stage.measure("fp8 matrix rate", lambda: fp8_tflops(stage))
     stage.measure("host of a decode step, ms", lambda: _host_ms(8 if stage.is_tiny else 512))
-    stage.measure("launches", lambda: _launches(device, 20 if stage.is_tiny else 1000))
+    stage.measure("launches", lambda: _launches(stage.run.device, 20 if stage.is_tiny else 1000))
 
 
 def _packages() -> dict[str, Any]:
@@ -32,8 +31,9 @@ def _packages() -> dict[str, Any]:
     return found | {tool: shutil.which(tool) for tool in ("cc", "c++", "nvcc", "compute-sanitizer", "ncu")}
 
 
-def _fp8_tflops(device: torch.device, size: int) -> float | str:
+def fp8_tflops(stage: StageRun) -> float | str:
     """The rate of a product of two float8 matrices with one scale each, or why there is none."""
+    device, size = stage.run.device, 64 if stage.is_tiny else 8192
     try:
         dtype = find_fp8(device)
     except ConfigError as error:
@@ -44,7 +44,7 @@ def _fp8_tflops(device: torch.device, size: int) -> float | str:
     def product() -> torch.Tensor:
         return torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
-    return 2 * size**3 / device_time(product).us / 1e6
+    return 2 * size**3 / graph_us(product) / 1e6
 
 
 def _host_ms(num_rows: int) -> dict[str, float]:

@@ -82,10 +82,12 @@ def _speedup(batches: Mapping[str, Any], name: str, other: str) -> float | None:
 
 
 def print_goals(folder: Path) -> None:
-    """One line per goal. The goals are for one H200; another device is named above the table."""
-    hardware = {read_stage(folder, name).get("hardware") for name in ("gate", "attention", "batches")} - {None}
-    print(f"\nGoals for one H200; measured on: {', '.join(sorted(hardware)) or 'nothing yet'}")
+    """One line per goal. The goals are for one H200; each file's device and commit are named above the table."""
+    print("\nGoals for one H200; measured:")
+    for name in ("environment", "gate", "batches", "attention"):
+        found = read_stage(folder, name)
+        print(f"  {name:12} {found['hardware']}, commit {found['commit']}" if found else f"  {name:12} nothing yet")
     for goal in goals(folder):
-        found = "-" if goal.found is None else f"{goal.found:.3g}"
+        value = "-" if goal.found is None else f"{goal.found:.3g}"
         word = "least" if goal.is_least else "most"
-        print(f"{goal.name:52} {found:>8}  at {word} {goal.bound:<5} {goal.verdict}", flush=True)
+        print(f"{goal.name:52} {value:>8}  at {word} {goal.bound:<5} {goal.verdict}", flush=True)

@@ -102,9 +102,11 @@ class StageRun:
             run(self)
         return self.end()
 
-    def measure(self, name: str, part: Callable[[], Any]) -> Any:
+    def measure(self, name: str, part: Callable[[], Any], seconds: float = 0.0) -> Any:
         """Keep the result of `part`, or its error; returns None if it failed or no time was left.
 
+        Args:
+            seconds: of `seconds_left`, those without which the part is not begun.
         Raises:
             LostDeviceError: see there.
         """
@@ -112,7 +114,7 @@ class StageRun:
         is_repeated = self._is_repeating and name in failed_before
         if name in parts and not is_repeated:
             return parts[name].get("found")
-        if self.seconds_left <= 0:
+        if self.seconds_left <= seconds:
             if name not in self._left_out:
                 self._left_out.append(name)
             return None

@@ -92,6 +92,18 @@ def device_time(call: Callable[[], object], *, rep_ms: float = 200) -> DeviceTim
     return DeviceTime(us=us, not_captured=not_captured)
 
 
+def graph_us(call: Callable[[], object]) -> float:
+    """The time of a call within a CUDA graph, in microseconds; without a GPU, see `device_time`.
+
+    Raises:
+        RuntimeError: the call cannot be captured, so its time would contain the host's.
+    """
+    found = device_time(call)
+    if found.not_captured and torch.cuda.is_available():
+        raise RuntimeError(f"not captured in a CUDA graph: {found.not_captured}")
+    return found.us
+
+
 def captured(call: Callable[[], object]) -> tuple[Callable[[], object], str]:
     """A function that replays the call as one CUDA graph, and ""; or the call itself, and why it cannot be captured."""
     call()  # compiles, and sizes workspaces: neither can be captured
@@ -120,10 +132,10 @@ def measure_ceilings(run: GpuRun, *, is_tiny: bool) -> Ceilings:
     num_copied, matrix_size = (1 << 16, 64) if is_tiny else (1 << 30, 8192)
     source = torch.randn(num_copied, device=run.device)
     target = torch.empty_like(source)
-    copy_us = device_time(lambda: torch.neg(source, out=target)).us
+    copy_us = graph_us(lambda: torch.neg(source, out=target))
     memory_gb_s = 2 * source.nbytes / copy_us / 1e3
     # Free the arrays before the product, for GPUs with less memory.
     source = target = torch.empty(0, device=run.device)
     left, right = (torch.randn(matrix_size, matrix_size, device=run.device, dtype=torch.bfloat16) for _ in range(2))
-    product_us = device_time(lambda: left @ right).us
+    product_us = graph_us(lambda: left @ right)
     return Ceilings(memory_gb_s=memory_gb_s, matrix_tflops=2 * matrix_size**3 / product_us / 1e6)

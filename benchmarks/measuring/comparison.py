@@ -89,6 +89,8 @@ def measure(
                 if not engines:
                     continue
                 for index, (batch, order) in enumerate(cases):
+                    ended = [peer for peer in team if peer.name in engines and engines[peer.name].has_ended]
+                    engines |= _load_engines(stack, session, ended, arguments, longest, loads)
                     found = measure_batch(
                         engines, batch, order, num_unmeasured=session.num_unmeasured, num_repeats=arguments.repeats,
                         run_seconds=session.run_seconds, first_round=1 + index * num_rounds,

@@ -79,10 +79,10 @@ class Referee:
             self._gaps.update(zip(unknown, reply["answer"]["gaps"], strict=True))
         for key in keys:
             gaps = self._gaps[key]
-            wrong = next((position for position, gap in enumerate(gaps) if gap > NEAR_TIE), None)
+            wrong = next((position for position, gap in enumerate(gaps) if not gap <= NEAR_TIE), None)  # NaN, too
             verdict.num_answers += 1
-            verdict.num_greedy += max(gaps) == 0
-            verdict.num_near_ties += 0 < max(gaps) <= NEAR_TIE
+            verdict.num_greedy += wrong is None and max(gaps) == 0
+            verdict.num_near_ties += wrong is None and max(gaps) > 0
             verdict.largest_gap = max(verdict.largest_gap, *gaps)
             if wrong is not None and verdict.first_wrong is None:
                 verdict.first_wrong = _place(batch, key[1], wrong, gaps[wrong])

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ class Session:
         return PeerProcess(name, python, module, arguments, log=log, threads=self.num_threads)
 
     def settings(self, name: str, dtype: str, kv_tokens: int, longest_request: int) -> LoadSettings:
-        scratch = PEERS_FOLDER / "converted"
+        files = [self.model / "config.json", *sorted(self.model.glob("*.safetensors"))]
+        known = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        scratch = PEERS_FOLDER / "converted" / sha256(repr(known).encode()).hexdigest()[:16]
         scratch.mkdir(parents=True, exist_ok=True)
         return LoadSettings(
             model=str(self.model),

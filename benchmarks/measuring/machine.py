@@ -5,12 +5,15 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+PACKAGES = ("torch", "transformers", "duckdb", "prefect", "numpy")
+
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores, memory, load of others, Python, and the repository's commit."""
+    """Processor, cores, memory, load of others, versions of Python and packages, and the repository's commit."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {
@@ -19,6 +22,7 @@ def describe_machine() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "load_average_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
+        "versions": {found.name: found.version for found in distributions() if found.name in PACKAGES},
         "commit": commit(),
     }
 

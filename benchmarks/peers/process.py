@@ -79,6 +79,11 @@ class PeerProcess:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended, as one that took too long."""
+        return self._process.poll() is not None
+
     def load(self, settings: LoadSettings, timeout_seconds: float) -> tuple[Loaded, float, dict[str, int]]:
         """Load the model; gives versions and details, seconds, peak memory. Raises `PeerError`."""
         reply = self.call("load", asdict(settings), timeout_seconds)

@@ -28,7 +28,7 @@ class LoadSettings:
         kv_bytes: the same in bytes.
         max_num_batched_tokens: most tokens in one step of the model.
         max_model_len: tokens of the longest prompt plus answer.
-        scratch: folder for converted checkpoints; kept between runs.
+        scratch: folder for converted checkpoints of this model's files; kept between runs.
         options: further settings of the engine, by name.
     """
 

@@ -14,7 +14,7 @@ BLOCK_SIZE = 32
 """vLLM's smallest block size for the CPU; with its default of 128 the end of most prefixes is not cached."""
 
 LEAST_MEMORY_SHARE, SPARE_BYTES = 0.3, 4 * 2**30
-"""vLLM checks the share of the machine's memory at start; num_gpu_blocks_override sets the KV memory. The spare bytes
+"""vLLM checks the share of the device's memory at start; num_gpu_blocks_override sets the KV memory. The spare bytes
 are for what vLLM takes besides weights and KV."""
 
 
@@ -42,12 +42,11 @@ class VllmEngine:
             "max_model_len": settings.max_model_len,
             "max_num_batched_tokens": settings.max_num_batched_tokens,
             "max_num_seqs": 256,
+            "gpu_memory_utilization": _memory_share(settings),
             "seed": 0,
         }
         if settings.dtype == "int8":
             arguments["model"] = str(write_w8a8(Path(settings.model), Path(settings.scratch)))
-        if settings.device == "cpu":
-            arguments["gpu_memory_utilization"] = _memory_share(Path(settings.model), settings.kv_bytes)
         self._engine = LLM(**(arguments | settings.options))
         return Loaded(versions={_package(): version(_package()), "torch": torch.__version__})
 
@@ -79,11 +78,14 @@ class VllmEngine:
         )
 
 
-def _memory_share(checkpoint: Path, kv_bytes: int) -> float:
-    """The share of the CPU's memory that vLLM may take; 16-bit weights may be held in 32 bits."""
-    weight_bytes = 2 * sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
-    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(LEAST_MEMORY_SHARE, min(0.9, (weight_bytes + kv_bytes + SPARE_BYTES) / total_bytes))
+def _memory_share(settings: LoadSettings) -> float:
+    """The share of the device's memory that vLLM may take; 16-bit weights may be held in 32 bits."""
+    weight_bytes = 2 * sum(file.stat().st_size for file in Path(settings.model).glob("*.safetensors"))
+    if settings.device == "cpu":
+        total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        _, total_bytes = torch.cuda.mem_get_info(settings.device)
+    return max(LEAST_MEMORY_SHARE, min(0.9, (weight_bytes + settings.kv_bytes + SPARE_BYTES) / total_bytes))
 
 
 def _package() -> str:

@@ -22,6 +22,7 @@ def test_it_counts_what_float32_would_have_said(
     result = json.loads(out.read_text())
     assert str(tmp_path) not in result["command"]
     found = result["engines"]["batchloom"]
+    assert found["versions"]["torch"] == result["machine"]["versions"]["torch"]
     assert (found["num_answers"], found["num_tokens"]) == (6, 30)
     assert found["same_answers"] <= found["same_first_tokens"] <= 6
     assert (found["same_tokens"] == 30) == (found["mean_gap"] == 0) == (found["same_answers"] == 6)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.kernels import attention
+from benchmarks.kernels import attention, gpu
 from benchmarks.kernels.attention_batches import make_batch
 from benchmarks.kernels.attention_implementations import NAMES, compiled
 from benchmarks.kernels.attention_step import BLOCK_SIZE, HEADS, TINY_CASE, Case, Step, check_cases, grid
@@ -208,6 +208,16 @@ def test_a_function_is_compiled_however_many_variants_came_before() -> None:
 
     for size in range(2, 14):
         assert int(compiled(probe, backend="eager")(torch.zeros(size)).sum()) == size
+
+
+def test_a_ceiling_is_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time that contains the host's would be a lower ceiling, of which every share is larger."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "device_time", lambda _: DeviceTime(us=2.0, not_captured=""))
+    assert gpu.graph_us(print) == 2.0
+    monkeypatch.setattr(gpu, "device_time", lambda _: DeviceTime(us=2.0, not_captured="ValueError: no"))
+    with pytest.raises(RuntimeError, match="not captured in a CUDA graph: ValueError: no"):
+        gpu.graph_us(print)
 
 
 def test_what_cannot_be_captured_is_timed_as_it_is_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

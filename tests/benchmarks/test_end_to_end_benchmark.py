@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import end_to_end, render
 from benchmarks.measuring import comparison, engine_session
@@ -20,6 +21,7 @@ from benchmarks.measuring.machine import commit
 from benchmarks.measuring.model_folder import read_model_shape
 from benchmarks.measuring.timed_runs import Ceilings, Timed, figures, measure_batch, speedups
 from benchmarks.measuring.workloads import MICRO_DEGREES, MICRO_LENGTHS, Sizes, make_batches, workload_names
+from benchmarks.peers import vllm_engine
 from benchmarks.peers.catalog import PEERS, Peer, available, find_python
 from benchmarks.peers.process import PeerError, PeerProcess
 from benchmarks.peers.protocol import Answers, Loaded, LoadSettings, Work
@@ -152,8 +154,10 @@ def test_an_engine_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pyt
     sleeper.chmod(0o700)
     work = Work(token_ids=[[1]], num_output_tokens=1)
     with PeerProcess("sleeper", sleeper, "unused", (), log=tmp_path / "log", threads=1) as process:
+        assert not process.has_ended
         with pytest.raises(PeerError, match=r"sleeper: run took more than 0 s, and was ended"):
             process.run(work, 0.2)
+        assert process.has_ended
         with pytest.raises(PeerError, match=r"sleeper: ended"):  # a late answer is not used as the next one
             process.run(work, 60)
 
@@ -179,6 +183,8 @@ def test_where_the_others_run_on_a_gpu_engines_for_the_cpu_are_skipped_by_name()
 
 class CountingEngine:
     """Takes as many seconds as the number of its earlier runs."""
+
+    has_ended = False
 
     def __init__(self) -> None:
         self.prompts: list[list[list[int]]] = []
@@ -230,6 +236,15 @@ def test_a_factor_is_the_median_over_rounds_not_of_times() -> None:
     assert found == {"vllm": {"median": 1.1, "least": 1.1, "most": 3.0}}
 
 
+@pytest.mark.parametrize(("gap", "is_right"), [(0.0, True), (1e-4, True), (0.1, False), (float("nan"), False)])
+def test_tokens_are_right_or_wrong(gap: float, is_right: bool) -> None:
+    process = SimpleNamespace(call=lambda *_: {"answer": {"gaps": [[0.0, gap]]}})
+    batch = Batch(name="case-1", shape="", groups=[], num_output_tokens=2, labels=[], vocab_size=9)
+    verdict = Verdict()
+    Referee(process, timeout_seconds=1).judge(batch, [[3]], Answers(token_ids=[[1, 2]], seconds=1.0), verdict)  # type: ignore[arg-type]
+    assert (verdict.is_right, verdict.num_greedy + verdict.num_near_ties) == (is_right, int(is_right))
+
+
 @pytest.mark.parametrize(("label", "is_right"), [(-1.0, True), (-1.1, False), (float("nan"), False)])
 def test_labels_are_right_or_wrong(label: float, is_right: bool) -> None:
     process = SimpleNamespace(call=lambda *_: {"answer": {"label_logprobs": [[-1.0, -0.5]]}})
@@ -270,6 +285,19 @@ def test_a_share_above_the_ceiling_is_not_measured(tmp_path: Path) -> None:
         reasons = found["not_measured"]
         assert set(reasons) == (set() if is_measured else {"share_of_ceiling", "share_of_ceiling_for_the_least_work"})
         assert all(reason.startswith("not measured: ") for reason in reasons.values())
+
+
+def test_another_model_in_the_same_folder_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_session, "PEERS_FOLDER", tmp_path / "peers")
+    session = engine_session.Session(
+        model=tmp_path / "model", device="cpu", num_threads=1, max_num_batched_tokens=64, options={}, pythons={},
+        logs=tmp_path, run_seconds=1.0,
+    )  # fmt: skip
+    scratches = []
+    for _ in range(2):
+        write_checkpoint(tmp_path / "model", SHAPES["tiny"])
+        scratches += [session.settings("vllm", dtype, 128, 64).scratch for dtype in ("float32", "int8")]
+    assert scratches[0] == scratches[1] != scratches[2] == scratches[3]
 
 
 def test_the_folder_for_logs_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -381,7 +409,7 @@ class LoggedSession:
 
         engine.load = load  # type: ignore[attr-defined]
         yield engine
-        self.loaded.remove(name)
+        self.loaded.discard(name)
 
 
 def test_engines_in_turn_get_the_same_prompts_and_are_never_in_memory_together(
@@ -406,6 +434,33 @@ def test_engines_in_turn_get_the_same_prompts_and_are_never_in_memory_together(
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
+def test_an_engine_that_was_ended_is_loaded_again_for_the_next_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_turn: bool
+) -> None:
+    """One workload takes too long; the engine may be fast enough for the others."""
+    write_checkpoint(tmp_path / "model", SHAPES["tiny"])
+    shape = read_model_shape(tmp_path / "model", "float32")
+    monkeypatch.setattr(comparison, "read_model_shape", lambda *_: shape)
+    arguments = argparse.Namespace(dtype="float32", kv_tokens=128, orders=["shuffled"], repeats=2, in_turn=in_turn)
+    slow = case_1_batch()
+    run = CountingEngine.run
+
+    def run_once(engine: CountingEngine, work: Work, timeout_seconds: float) -> Any:
+        if work.token_ids == slow.work("shuffled", round_number=1).token_ids:
+            engine.has_ended = True
+        if engine.has_ended:
+            raise PeerError("run took more than 1 s")
+        return run(engine, work, timeout_seconds)
+
+    monkeypatch.setattr(CountingEngine, "run", run_once)
+    report = list(comparison.measure(LoggedSession(), PEERS[:2], [slow, slow], arguments))  # type: ignore[arg-type]
+    first, second = [value for part, value in report if part == "workloads"][-1]
+    for peer in PEERS[:2]:
+        assert "failure" in first["engines"][peer.name]
+        assert second["engines"][peer.name]["seconds"] == [2, 3]
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
 def test_engines_that_cannot_be_loaded_do_not_keep_others_from_being_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_turn: bool
 ) -> None:
@@ -421,3 +476,26 @@ def test_engines_that_cannot_be_loaded_do_not_keep_others_from_being_measured(
     assert [value for part, value in measure(first.name) if part == "measured"] == [(0, [second.name])]
     with pytest.raises(PeerError, match=f"no figures: {first.name}: out of everything; {second.name}: out of"):
         measure(first.name, second.name)
+
+
+def test_vllm_takes_a_share_of_the_device_that_it_computes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its default on a GPU, nine tenths, is more than is free beside other processes."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 100 * 2**30))
+    settings = LoadSettings(
+        model=str(tmp_path), dtype="bfloat16", device="cuda", kv_tokens=128, kv_bytes=46 * 2**30,
+        max_num_batched_tokens=64, max_model_len=64, num_threads=1, scratch="",
+    )  # fmt: skip
+    assert vllm_engine._memory_share(settings) == 0.5
+
+
+def test_a_page_says_how_engines_took_turns_and_which_were_not_asked() -> None:
+    """An engine that was ended during a workload has no figure for the later ones, and has not failed them."""
+    folder = render.ROOT / "benchmarks" / "results" / "end_to_end" / "amx"
+    in_turn, ended = (
+        list(render.render_comparison(name, json.loads((folder / f"{name}.json").read_text())))
+        for name in ("end_to_end_amx_bf16_1b", "end_to_end_amx_bf16_10000")
+    )
+    assert any("each engine all its rounds in one go" in line for line in in_turn)
+    assert not any("in one go" in line for line in ended)
+    cells = [line.split("|")[-2].strip() for line in ended if "| shuffled |" in line and "prompts of" in line]
+    assert cells == ["failed", "not measured", "not measured", "not measured"]

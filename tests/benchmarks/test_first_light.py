@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from benchmarks.first_light import __main__ as program
-from benchmarks.first_light import again, batches, flex
+from benchmarks.first_light import again, flex
 from benchmarks.first_light.goals import goals, print_goals
 from benchmarks.first_light.host import PARTS, decode_step_ms
 from benchmarks.first_light.profile import summed
@@ -21,7 +21,6 @@ from benchmarks.first_light.results import DONE, FAILED, UNFINISHED, read_parts,
 from benchmarks.first_light.stage_run import StageRun
 from benchmarks.first_light.tuning import tuned_launches
 from benchmarks.kernels.attention_step import TINY_CASE
-from benchmarks.peers.protocol import Work
 from engine.kernels.triton.tuned import CONFIG_FOLDER, load_tuned
 from tests.interpreting import INTERPRETING
 
@@ -65,7 +64,8 @@ def first_light(
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of the whole program in Triton's interpreter."""
     folder = tmp_path_factory.mktemp("first_light")
-    done = first_light(folder, "--tiny", "--minutes", "30", "--commit", "abc", program=("-c", FORKING))
+    stages = ("--stages", *program.STAGE_MINUTES)
+    done = first_light(folder, "--tiny", "--minutes", "30", "--commit", "abc", *stages, program=("-c", FORKING))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return folder
 
@@ -193,6 +193,15 @@ def test_a_stage_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert read_parts(tmp_path, "gate") == {"a": 1, "c": 2, "b": 3}
 
 
+def test_a_part_that_is_too_long_for_what_is_left_is_not_begun(tmp_path: Path) -> None:
+    """It would be killed without a result; shorter ones after it are measured."""
+    stage = stage_run(tmp_path, seconds=30)
+    assert stage.measure("long", fail, seconds=40) is None
+    assert stage.measure("short", lambda: 1, seconds=20) == 1
+    assert stage.end() == UNFINISHED
+    assert read_parts(tmp_path, "gate") == {"short": 1}
+
+
 def test_a_stage_without_time_is_unfinished(tmp_path: Path) -> None:
     stage = stage_run(tmp_path, seconds=0)
     assert stage.measure("a", fail) is None
@@ -257,26 +266,13 @@ def test_goals_are_not_measured_until_they_are(tmp_path: Path, capsys: pytest.Ca
     verdicts = {goal.name: goal.verdict for goal in goals(tmp_path)}
     assert verdicts["fp8 over bf16 on prefill"] == "met"
     assert (verdicts["case-1 over server"], verdicts["case-1-short over transformers"]) == ("met", "missed")
+    (tmp_path / "gate.json").write_bytes((tmp_path / "batches.json").read_bytes())
+    make_older(tmp_path / "gate.json")
     print_goals(tmp_path)
-    assert "measured on: Triton's interpreter, no figure" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("workload", "rounds"), [("case-1", (2, 1)), ("control", (1, 1))])
-def test_an_engine_is_warmed_up_once_for_the_other_workloads(
-    monkeypatch: pytest.MonkeyPatch, workload: str, rounds: tuple[int, int]
-) -> None:
-    timed: list[tuple[int, int]] = []
-    monkeypatch.setattr(batches, "_timed", lambda _engine, _batch, rounds, *_: timed.append(rounds))
-    stage, lab = SimpleNamespace(measure=lambda _, part: part()), SimpleNamespace(batches={workload: None})
-    batches._measure(stage, lab, "ours", lambda: None, workload, None)  # type: ignore[arg-type]
-    assert timed == [rounds]
-
-
-def test_transformers_is_warmed_up_with_decode_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    works: list[Work] = []
-    monkeypatch.setattr(batches.ContinuousEngine, "run", lambda _, work: works.append(work))
-    batches.Lab(StageRun("batches", tmp_path, seconds=60, is_tiny=True)).transformers()
-    assert [work.num_output_tokens for work in works] == [8]
+    printed = capsys.readouterr().out
+    assert "  gate         Triton's interpreter, no figure, commit another\n" in printed
+    assert f"  batches      Triton's interpreter, no figure, commit {stage.run.commit}\n" in printed
+    assert "  attention    nothing yet\n" in printed
 
 
 def test_gaps_between_kernels_are_what_no_kernel_covers() -> None:

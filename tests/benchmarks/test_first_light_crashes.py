@@ -89,13 +89,16 @@ def test_a_part_for_which_the_stage_had_no_time_has_not_failed(tmp_path: Path, e
 
 
 @pytest.mark.parametrize(
-    ("body", "seconds", "exit_code"),
-    [("import os; os.kill(os.getpid(), 11)", 60, -11), ("import time; time.sleep(600)", 1, 124)],
+    ("body", "seconds", "exit_code", "of_all"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", 60, -11, FAILED),
+        ("import time; time.sleep(600)", 1, TIMED_OUT, UNFINISHED),
+    ],
 )
 def test_a_crash_and_a_hang_cost_their_stage_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, seconds: float, exit_code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, seconds: float, exit_code: int, of_all: int
 ) -> None:
-    """The first stage ends badly, at its limit at the latest; the second one is run."""
+    """The first stage ends badly, at its limit at the latest; the second one is run. A limit is no failure."""
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\nimport sys\nif 'gate' in sys.argv:\n    {body}\n")
     python.chmod(0o700)
@@ -104,7 +107,7 @@ def test_a_crash_and_a_hang_cost_their_stage_alone(
     monkeypatch.setattr(program, "LEAST_SECONDS", 0.0)
     started = time.monotonic()
     out = tmp_path / "out"
-    assert program.main(["--out", str(out), "--stages", "gate", "tuning"]) == 1
+    assert program.main(["--out", str(out), "--stages", "gate", "tuning"]) == of_all
     assert time.monotonic() - started < 40
     stages = json.loads((out / "stages.json").read_text())
     assert (stages["gate"]["exit_code"], stages["tuning"]["exit_code"]) == (exit_code, 0)
@@ -113,7 +116,19 @@ def test_a_crash_and_a_hang_cost_their_stage_alone(
 def test_stages_without_time_are_named(tmp_path: Path) -> None:
     assert program.main(["--out", str(tmp_path), "--minutes", "0"]) == UNFINISHED
     unfinished = {"exit_code": UNFINISHED, "seconds": 0.0}
-    assert json.loads((tmp_path / "stages.json").read_text()) == dict.fromkeys(program.STAGE_MINUTES, unfinished)
+    stages = json.loads((tmp_path / "stages.json").read_text())
+    assert stages == dict.fromkeys(("environment", "gate", "batches", "tuning", "attention", "again"), unfinished)
+
+
+def test_without_git_the_commit_has_to_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else results of two trees would count as those of one."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit):
+        program.main(["--out", str(tmp_path), "--minutes", "0"])
+    assert "name it with --commit" in capsys.readouterr().err
+    assert program.main(["--out", str(tmp_path), "--minutes", "0", "--commit", "abc"]) == UNFINISHED
 
 
 def test_what_a_stage_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

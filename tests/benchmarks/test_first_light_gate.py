@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from benchmarks.first_light import gate
-from benchmarks.first_light.answers import Answering
+from benchmarks.first_light.answers import Answering, _prompts, policies
+from benchmarks.measuring.model_folder import read_model_shape
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.peers.judge_engine import JudgeEngine
 from benchmarks.peers.protocol import Loaded, LoadSettings
+from benchmarks.random_model import SHAPES, write_checkpoint
 from engine import Engine, EngineConfig
 from engine.kernels.triton.layers.fp8 import quantize_weights
 
@@ -44,6 +46,43 @@ def test_answers_without_graphs_do_not_pass_for_answers_with_them(
     answering._is_tiny = False
     with pytest.raises(WrongAnswerError, match=message):
         answering.with_graphs()
+
+
+def test_an_error_in_place_of_an_answer_is_named(tiny_llama: Path) -> None:
+    """Two empty answers would be the same answers."""
+    answering = Answering(str(tiny_llama), "cpu", 500)
+    few_bytes = 16 * read_model_shape(tiny_llama, "float32").kv_bytes_per_token
+    engine = answering._engine("float32", attention="torch", kv_memory_bytes=few_bytes)
+    with pytest.raises(WrongAnswerError, match="2 requests have an error in place of an answer: "):
+        answering._require_same(engine, [[], []], "in little memory")
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [
+        ({"preemption": "swap"}, "num_swapped_blocks"),
+        ({"prompt_lookup": "never"}, "num_guessed"),
+        ({"sharing": "none"}, "num_cached_tokens"),
+    ],
+)
+def test_a_run_that_does_not_go_the_way_it_checks_is_no_check(
+    tiny_llama: Path, settings: dict[str, Any], missing: str
+) -> None:
+    answering = Answering(str(tiny_llama), "cpu", 500)
+    answering._is_tiny = False
+    with pytest.raises(WrongAnswerError, match=f"did not go the way that it checks: {missing} is 0"):
+        answering.judge("float32", attention="torch", **settings)
+
+
+def test_policies_go_the_ways_that_they_check(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, SHAPES["tiny"])
+    answering = Answering(str(tmp_path), "cpu", SHAPES["tiny"]["vocab_size"])
+    answering._is_tiny, answering._num_new = False, 16
+    answering._prompts = _prompts(SHAPES["tiny"]["vocab_size"], 24)
+    kv_bytes_per_token = read_model_shape(tmp_path, "float32").kv_bytes_per_token
+    for name, settings in policies(kv_bytes_per_token):
+        if name in ("lookup", "server", "swap"):
+            assert "num_greedy" in answering.judge("float32", **(settings | {"attention": "torch"}))
 
 
 def test_transformers_model_is_loaded_once(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ def test_it_measures_and_judges(tiny_llama: Path, tmp_path: Path) -> None:
     assert guided.main(["--model", str(tiny_llama), "--out", str(out), *sizes.split()]) == 0
     result = json.loads(out.read_text())
     (ours,) = result["engines"].values()
+    assert result["versions"]["batchloom"]["torch"] == result["machine"]["versions"]["torch"] == torch.__version__
     assert ours["batchloom_is_times_as_fast"] == 1
     assert sum(ours["verdicts"].values()) == 4
     assert set(ours["verdicts"]) <= {"valid", "not finished"}
