@@ -61,7 +61,6 @@ def test_an_error_in_place_of_an_answer_is_named(tiny_llama: Path) -> None:
     ("settings", "missing"),
     [
         ({"preemption": "swap"}, "num_swapped_blocks"),
-        ({"prompt_lookup": "never"}, "num_guessed"),
         ({"sharing": "none"}, "num_cached_tokens"),
     ],
 )
