@@ -47,6 +47,10 @@ class ArtifactError(BatchloomError, OSError):
     """A file between two tasks is missing, damaged, or not what its reference says."""
 
 
+class UnreadableError(ArtifactError):
+    """A file cannot be read now, as where a network folder or a disk fails; it may be whole."""
+
+
 class DatabaseError(BatchloomError, OSError):
     """A database cannot be opened, or lacks a table or a column that a workload reads."""
 

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from engine.errors import ArtifactError, BatchloomError, DatabaseError
+from engine.errors import ArtifactError, BatchloomError, DatabaseError, UnreadableError
 from tasks.database.messages import is_of_file
 from tasks.runs.run import REQUESTS, WORK_FOLDERS, Run, drop_work, isolation_mark, use_exchange
 from tasks.runs.run_record import RunRecord
@@ -47,7 +47,7 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
         run.end("interrupted", "told to stop")
     try:
         summary = write_run(run, workload, lock_timeout_seconds=STOP_LOCK_TIMEOUT_SECONDS)
-    except DatabaseError as why:
+    except (DatabaseError, UnreadableError) as why:
         LOGGER.warning("%s: the next run will write what this one finished: %s", workload.name, why)
         return
     run.finish()
@@ -64,9 +64,10 @@ def recover_runs(database: Path) -> list[Run]:
     """Write answers that earlier runs finished but did not write; returns these runs, if they had rows to answer.
 
     Call it inside `hold_database`, see `sweep_runs`. A run with damaged artifacts, or with other columns than its
-    workload has now, is discarded, so that its rows are answered again. A run whose workload cannot be read, whose
-    exchange is out of reach, or whose answers do not fit the tables, stays as it is. Both are warnings. Raises
-    `DatabaseError` if the database is locked, or its file cannot be written, `ArtifactError` if a run's folder cannot.
+    workload has now, is discarded, so that its rows are answered again. A run whose workload or files cannot be
+    read, whose exchange is out of reach, or whose answers do not fit the tables, stays as it is. Both are warnings.
+    Raises `DatabaseError` if the database is locked, or its file cannot be written, `ArtifactError` if a run's folder
+    cannot.
     """
     written = []
     for run in sweep_runs(database):
@@ -90,13 +91,14 @@ def recover_runs(database: Path) -> list[Run]:
             workload = bind_again(workload, run.record.model, run.record.model_digest)
             _check_answers(workload, run.record)
             summary = write_run(run, workload, is_recovered=True)
-        except ArtifactError as error:
-            LOGGER.warning("run %s cannot be recovered, its rows will be answered again: %s", run_id, error)
-            _discard(run)
         except BatchloomError as error:
             if is_of_file(error):
                 raise
-            LOGGER.warning(STAYS, run_id, run.folder, error)
+            if isinstance(error, ArtifactError) and not isinstance(error, UnreadableError):
+                LOGGER.warning("run %s cannot be recovered, its rows will be answered again: %s", run_id, error)
+                _discard(run)
+            else:
+                LOGGER.warning(STAYS, run_id, run.folder, error)
         else:
             run.finish()
             LOGGER.info("recovered run %s: %s", run_id, summary.text)

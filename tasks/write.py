@@ -44,7 +44,7 @@ def write_run(
         lock_timeout_seconds: how long to wait while another process has the database open.
         is_recovered: the run ended before now, with its last step.
     Raises:
-        ArtifactError: an artifact is missing or damaged; it is raised before the database is opened.
+        ArtifactError: an artifact is missing or damaged, or cannot be read; raised before the database is opened.
         DatabaseError: locked for longer than `lock_timeout_seconds`, or an error of SQL; nothing is written then.
     """
     started = time.perf_counter()

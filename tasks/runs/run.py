@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 from pydantic import TypeAdapter
 
-from engine.errors import ArtifactError, DatabaseError
+from engine.errors import ArtifactError, DatabaseError, UnreadableError
 from tasks.runs.run_record import RunRecord, RunStatus
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, list_whole, replace_file, runs_folder, writing
@@ -129,7 +129,7 @@ class Run:
 
     @classmethod
     def load(cls, database: str | Path, folder: Path) -> "Run":
-        """The run of a folder; `ArtifactError` if its manifest is missing or not one of ours."""
+        """The run of a folder; `ArtifactError` if its manifest is not one of ours, or cannot be read."""
         path = folder / "manifest.json"
         try:
             value = json.loads(path.read_bytes())
@@ -139,7 +139,7 @@ class Run:
             artifacts = TypeAdapter(dict[str, ArtifactRef]).validate_python(value["artifacts"])
             return cls(database, folder.absolute(), record, artifacts, bool(value["is_written"]))
         except OSError as error:
-            raise ArtifactError(f"{path} cannot be read: {error}") from error
+            raise UnreadableError(f"{path} cannot be read: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ArtifactError(f"{path} is not a run's manifest: {error!r}") from error
 
@@ -175,11 +175,11 @@ class Run:
         drop_work(self.folder)
 
     def list_parts(self) -> list[ArtifactRef]:
-        """References of the complete parts, sorted by name; damaged and half-written ones are skipped."""
+        """References of the complete parts, sorted by name. See `list_whole`."""
         return list_whole(sorted(self.folder.glob("parts/part-*.parquet")))
 
     def list_steps(self) -> list[ArtifactRef]:
-        """References of the complete files of step records, sorted by name."""
+        """References of the complete files of step records, sorted by name. See `list_whole`."""
         return list_whole(sorted(self.folder.glob("steps/part-*.parquet")))
 
     def _save(self) -> None:
@@ -215,10 +215,6 @@ def use_exchange(folder: Path, act: Callable[["RunExchange"], None]) -> bool:
     """Call `act` with the run's copy in an object store, if it has one. False, with a warning: it is out of reach."""
     if not (folder / "exchange").exists():
         return True
-    from tasks.runs.run_exchange import RunExchange, errors_as_warnings  # imported only when needed
+    from tasks.runs.run_exchange import is_reached  # imported only when needed
 
-    url = (folder / "exchange").read_text()
-    with errors_as_warnings(url):
-        act(RunExchange(folder, url))
-        return True
-    return False
+    return is_reached(folder, act)

@@ -220,6 +220,15 @@ def _repeating(look: Callable[[int], None], seconds: float, url: str) -> Iterato
         thread.join()
 
 
+def is_reached(folder: Path, act: Callable[[RunExchange], None]) -> bool:
+    """See `use_exchange`, for a run that has a copy."""
+    url = (folder / "exchange").read_text()
+    with errors_as_warnings(url):
+        act(RunExchange(folder, url))
+        return True
+    return False
+
+
 @contextmanager
 def errors_as_warnings(url: str) -> Iterator[None]:
     """Log errors of the block, such as of a store that is out of reach, instead of raising them."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.errors import ArtifactError, BatchloomError
+from engine.errors import ArtifactError, BatchloomError, UnreadableError
 from tasks.database.messages import describe_write_error
 
 
@@ -102,31 +103,40 @@ def describe_parquet(path: str | Path) -> ArtifactRef:
 
 
 def list_whole(paths: Iterable[Path]) -> list[ArtifactRef]:
-    """References of the complete files among `paths`; damaged and missing ones are skipped."""
+    """References of the complete files among `paths`; a warning names damaged ones. Raises `UnreadableError`."""
     refs = []
     for path in paths:
-        with suppress(ArtifactError):
+        try:
             refs.append(describe_parquet(path))
+        except UnreadableError:
+            raise
+        except ArtifactError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                logging.getLogger("batchloom").warning("%s", error)
     return refs
 
 
 def _open(path: str | Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path, pre_buffer=False)  # buffers would stay in memory until the file is closed
-    except FileNotFoundError as error:
-        raise ArtifactError(f"{path} is missing") from error
     except (pa.ArrowException, OSError) as error:
-        raise ArtifactError(f"{path} is not a whole Parquet file: {error}") from error
+        raise _explain(path, error) from error
 
 
 def _digest(path: str | Path) -> str:
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError as error:
-        raise ArtifactError(f"{path} is missing") from error
     except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error}") from error
+        raise _explain(path, error) from error
+
+
+def _explain(path: str | Path, error: Exception) -> ArtifactError:
+    if isinstance(error, FileNotFoundError):
+        return ArtifactError(f"{path} is missing")
+    if getattr(error, "errno", None):  # pyarrow's errors about content have none
+        return UnreadableError(f"{path} cannot be read: {error}")
+    return ArtifactError(f"{path} is not a whole Parquet file: {error}")
 
 
 def build_once(
@@ -144,14 +154,14 @@ def build_once(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     stem = f"{kind}-{hashlib.sha256(json.dumps([kind, content, _code_digest()]).encode()).hexdigest()[:32]}"
     for path in folder.glob(f"{stem}-*.parquet"):
-        for found in list_whole([path]):
-            if path.name == _name(stem, found):
-                with suppress(FileNotFoundError):  # another process has just deleted it
+        with suppress(OSError):  # it cannot be read, or another process has just deleted it
+            for found in list_whole([path]):
+                if path.stem.endswith(f"-{found.digest[:16]}"):
                     os.utime(path)
                     return found
         path.unlink(missing_ok=True)
     built = build(folder / f".{stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    path = Path(built.path).rename(folder / _name(stem, built))
+    path = Path(built.path).rename(folder / f"{stem}-{built.digest[:16]}.parquet")
     return replace(built, path=str(path))
 
 
@@ -168,7 +178,3 @@ def runs_folder(database: str | Path) -> Path:
     """The folder of a database's runs, beside the file; links are followed, so that one file has one folder."""
     path = Path(database).resolve()
     return path.with_name(path.name + ".runs")
-
-
-def _name(stem: str, ref: ArtifactRef) -> str:
-    return f"{stem}-{ref.digest[:16]}.parquet"

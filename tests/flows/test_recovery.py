@@ -1,6 +1,7 @@
 """Runs that do not complete: stopped from outside, killed, damaged, or unable to write to the database."""
 
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -126,6 +127,23 @@ def test_a_damaged_run_is_dropped_and_does_not_keep_the_night(nights: Any, caplo
     assert not Path(run.folder).exists()
     assert "will be answered again" in caplog.text
     assert nights.sql("select count(*) from runs") == [(1,)]
+
+
+def test_a_run_whose_files_cannot_be_read_now_stays_until_they_can(
+    nights: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a network folder that is away for a moment; a link to itself stands for it."""
+    job = begin_job(nights, tmp_path)
+    (part,) = infer.fn(0, job) or []
+    PROCESS_HOST.release()
+    for path in (job.first.run_folder / "requests.parquet", Path(part.path)):
+        path.rename(away := tmp_path / "away")
+        path.symlink_to(path.name)
+        recover_runs(nights.path)
+        assert re.search(f"its answers stay in {job.first.run_folder}: {path} cannot be read: .*symbolic", caplog.text)
+        away.replace(path)
+    recover_runs(nights.path)
+    assert nights.sql("select num_ok from runs") == [(12,)]
 
 
 def test_a_run_of_a_lost_workload_stays_and_does_not_keep_the_night(
