@@ -28,6 +28,7 @@ KEEP_DAYS = 7
 """Artifacts in the cache that no run has used for this long are deleted."""
 
 STAYS = "run %s cannot be written, its answers stay in %s: %s"
+OUT_OF_REACH = "what its workers have answered is out of reach"
 
 STOP_LOCK_TIMEOUT_SECONDS = 5.0
 """How long a stopped run waits for the database; answers that it cannot write are written by the next run."""
@@ -37,14 +38,17 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
     """End a run after an exception, which the caller raises again. It becomes "interrupted" if it was stopped from
     outside (Ctrl-C, a signal, a cancellation), else "failed". A run that failed before it gave a row to the model is
     discarded: the error says why. Answers that cannot be written now are left to the next run. See `recover_runs`."""
-    is_failed = isinstance(error, Exception)
-    if not _is_judged(run) or (is_failed and not _has_tried_rows(run)):
+    is_failed, is_taken = isinstance(error, Exception), use_exchange(run.folder, lambda exchange: exchange.take())
+    if not _is_judged(run) or (is_failed and is_taken and not _has_tried_rows(run)):
         _discard(run)
         return
     if is_failed:
         run.end("failed", f"{type(error).__name__}: {error}")
     else:
         run.end("interrupted", "told to stop")
+    if not is_taken:
+        LOGGER.warning(STAYS, run.record.run_id, run.folder, OUT_OF_REACH)
+        return
     try:
         summary = write_run(run, workload, lock_timeout_seconds=STOP_LOCK_TIMEOUT_SECONDS)
     except (DatabaseError, UnreadableError) as why:
@@ -73,7 +77,7 @@ def recover_runs(database: Path) -> list[Run]:
     for run in sweep_runs(database):
         run_id = run.record.run_id
         if not use_exchange(run.folder, lambda exchange: exchange.take()):
-            LOGGER.warning(STAYS, run_id, run.folder, "what its workers have answered is out of reach")
+            LOGGER.warning(STAYS, run_id, run.folder, OUT_OF_REACH)
             continue
         if not _is_judged(run):
             _discard(run)

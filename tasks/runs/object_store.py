@@ -54,11 +54,13 @@ class ObjectStore:
             raise _unreachable(self.url, error) from error
 
     def check(self) -> None:
-        """Raise `ArtifactError` if objects cannot be stored and deleted."""
+        """Raise `ArtifactError` if objects cannot be stored, read, listed and deleted."""
         name = f"check-{secrets.token_hex(8)}"
         try:
             self._call("", lambda path: self._store.makedirs(path, exist_ok=True))
             self.put(name, b"")
+            self.get(name)
+            self.list("")
             self._call(name, self._store.rm_file)
         except MissingObjectError as error:
             raise _unreachable(self.url, error.__cause__ or error) from error

@@ -26,7 +26,8 @@ LOGGER = logging.getLogger("batchloom")
 
 PLAN = "plan.parquet"
 STOP = "stop"
-STATE_FOLDERS = ("steps", "parts", "attempts")
+KEPT_FOLDERS = ("steps", "parts")
+STATE_FOLDERS = (*KEPT_FOLDERS, "attempts")
 """Folders with the state of a partition. Steps are copied first, so that no part is there without its steps."""
 
 FOLDERS = (*STATE_FOLDERS, "engines", "progress")
@@ -63,11 +64,14 @@ class RunExchange:
         self._store.put_file(PLAN, plan.path)
 
     def take(self, folders: Sequence[str] = FOLDERS) -> None:
-        """Copy new and changed objects into the run folder; truncated objects are skipped until they are complete.
-        Raises `ArtifactError` if the store cannot be reached, or the run folder cannot be written."""
+        """Copy new and changed objects into the run folder, except parts and steps that were copied before; truncated
+        objects are skipped until they are complete. Raises `ArtifactError` if the store cannot be reached, or the run
+        folder cannot be written."""
         for folder in folders:
             for name, version in self._store.list(folder).items():
                 path = f"{folder}/{name}"
+                if path not in self._seen and folder in KEPT_FOLDERS and (self._folder / path).exists():
+                    self._seen[path] = version  # copied by another `RunExchange`
                 if FILE_NAME.fullmatch(name) and self._seen.get(path) != version:
                     with suppress(DamagedObjectError):
                         _fetch(self._store, path, self._folder)

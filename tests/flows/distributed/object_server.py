@@ -20,6 +20,7 @@ class ObjectServer(ThreadingHTTPServer):
 
     Attributes:
         num_refusals: so many of the next requests are answered with 503.
+        is_write_only: whether nothing may be read or listed.
     """
 
     daemon_threads = True
@@ -28,6 +29,7 @@ class ObjectServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), ObjectHandler)
         self.objects: dict[str, dict[str, Any]] = {}
         self.num_refusals = 0
+        self.is_write_only = False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -68,7 +70,8 @@ class ObjectHandler(BaseHTTPRequestHandler):
         return self.path.removeprefix("/api/contents/").rstrip("/")
 
     def _answer(self, status: int, value: dict[str, Any]) -> None:
-        if self.headers["Authorization"] != f"token {TOKEN}":
+        is_refused = self.server.is_write_only and self.command == "GET"
+        if is_refused or self.headers["Authorization"] != f"token {TOKEN}":
             status, value = 403, {}
         elif self.server.num_refusals:
             self.server.num_refusals -= 1

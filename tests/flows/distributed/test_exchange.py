@@ -27,7 +27,7 @@ from tasks.partitions.attempt import infer_partition
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read
-from tasks.recover import recover_runs
+from tasks.recover import recover_runs, stop_run
 from tasks.runs.infer_job import FailurePolicy, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
@@ -197,6 +197,35 @@ def test_a_run_that_died_waits_while_its_store_is_out_of_reach(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ArtifactError("the store cannot be reached")])
+def test_a_run_that_ends_waits_while_its_store_is_out_of_reach(
+    nights: Any, tmp_path: Path, prefect_server: str, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    """Also where the run itself has seen none of the answers."""
+    shared, folder = Shared(nights, tmp_path, f"file://{tmp_path}/objects"), tmp_path / "objects"
+    (part,) = shared.answer(1)
+    PROCESS_HOST.release()
+    folder.rename(away := tmp_path / "away")
+    folder.touch()
+    stop_run(shared.run, load_workload("snippets"), error)
+    assert f"its answers stay in {shared.run.folder}: what its workers have answered is out of reach" in caplog.text
+    folder.unlink()
+    away.rename(folder)
+    recover_runs(nights.path)
+    status = "failed" if isinstance(error, Exception) else "interrupted"
+    assert nights.sql("select status, num_ok from runs") == [(status, part.num_rows)]
+    assert list(folder.iterdir()) == []
+
+
+def test_parts_that_were_taken_before_are_not_taken_again(shared: Shared) -> None:
+    shared.answer(0)
+    shared.end.take()
+    (part,) = shared.run.list_parts()
+    inode = Path(part.path).stat().st_ino
+    RunExchange(shared.run.folder, shared.job.exchange).take()
+    assert Path(part.path).stat().st_ino == inode
+
+
 def test_a_worker_takes_over_what_another_one_did_of_a_partition(shared: Shared, temporary_folder: Path) -> None:
     parts = shared.answer(0)
     PROCESS_COPY.remove()  # another host
@@ -284,6 +313,12 @@ def test_a_store_that_cannot_be_used_is_named_and_secrets_are_not_repeated(
     said = capfd.readouterr()
     assert f"nightly: file://{nights.path}/nights/ cannot be reached: NotADirectoryError: " in said.err
     assert "rows to answer" not in said.out
+    objects.is_write_only = True
+    assert night([*command, "--exchange", "jupyter://nights"]) == 1
+    said = capfd.readouterr()
+    assert "cannot be reached: HTTPError: 403" in said.err
+    assert "rows to answer" not in said.out
+    objects.is_write_only = False
     objects.num_refusals = 10**6
     assert night([*command, "--exchange", "jupyter://nights"]) == 1
     assert "cannot be reached: HTTPError: 503" in capfd.readouterr().err
