@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from engine.child_process import start_child
+from engine.errors import DeviceError
 from tasks.partitions.partition_work import WORKER_VARIABLE, AttemptLog, PartitionWork
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
@@ -36,13 +37,17 @@ class WorkerPool:
         """As `tasks.infer.infer`, in the next free process. A process that dies is replaced, and the new one continues
         with the partition, except after the deadline: then the finished parts are returned. Attempts are noted in the
         run folder, so that rows which crash the process are found like other failing rows. Raises what `infer` raises,
-        and `WorkerError` if several processes in a row die before they try a row."""
+        and `WorkerError` if several processes in a row die before they try a row. After a `DeviceError` the next
+        partition gets a new process."""
         worker = self._free.get()
         try:
             while True:
                 AttemptLog(job.first.run_folder, partition).note_start()
                 try:
                     return worker.answer(partition, job)
+                except DeviceError:
+                    worker.close()
+                    raise
                 except _WorkerDiedError as error:
                     worker.close()
                     is_overdue = job.stop.is_overdue

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import ArtifactError, CapacityError, ConfigError, WorkerError
+from engine.errors import ArtifactError, CapacityError, ConfigError, DeviceError, WorkerError
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import WorkerSettings
@@ -29,6 +29,7 @@ from tasks.workers.infer_remote import name_device
 from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.worker_watch import find_workers, hold_and_kill, meanwhile, wait_until
+from tests.flows.test_recovery import begin_job
 from tests.sources import make_job
 
 ROOT = Path(__file__).parents[3]
@@ -134,6 +135,21 @@ def test_what_a_worker_raises_is_raised_here_and_one_that_cannot_start_is_an_err
     (tmp_path / "stop").unlink()
     with closing(broken), pytest.raises(WorkerError, match="partition 1: 4 processes in a row ended before"):
         broken.answer(1, job)
+
+
+def test_an_engine_whose_device_has_failed_gets_a_new_process(
+    nights: Any, tmp_path: Path, prefect_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The night goes on with its other workloads."""
+    job = begin_job(nights, tmp_path)
+    (fault := tmp_path / "fault").touch()
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "flows" / "poison"))
+    with closing(WorkerPool([{"BATCHLOOM_TEST_FAULT": str(fault)}])) as pool:
+        with pytest.raises(DeviceError, match="the device fails: AcceleratorError: CUDA error: an illegal memory"):
+            pool.answer(0, job)
+        (job.first.run_folder / "stop").unlink()
+        (part,) = pool.answer(0, job) or []
+    assert part.num_rows == 12
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
