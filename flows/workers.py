@@ -85,7 +85,7 @@ class Workers:
             submitted as futures,
         ):
             found = futures.result()
-            if None in found:
+            if None in found or (len(found) < len(dispatch_order) and not job.stop.is_overdue):
                 raise KeyboardInterrupt
         parts = list(chain.from_iterable(cast("list[list[ArtifactRef]]", found)))  # Prefect types it as futures
         return exchange.find(parts) if exchange is not None else parts

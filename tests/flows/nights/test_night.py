@@ -25,6 +25,7 @@ from flows.command.run_flow import run_flow
 from flows.nights import in_time
 from flows.nights.night import night
 from flows.nights.night_file import load_night
+from tasks.nights.pace import Pace
 from tasks.runs.infer_job import StopRequest
 
 NIGHT = """
@@ -392,6 +393,25 @@ def test_a_budget_replaces_an_end_that_has_passed(
     assert capsys.readouterr().err == "check: until 2020-01-01T00:00:00 has passed\n"
     assert batchloom(["advise", str(file)]) == 0
     assert [summary.status for summary in night(file=file, budget="1h")] == ["completed", "completed"]
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_stop_request_between_two_partitions_is_not_taken_for_the_deadline(
+    nights: Any, write_night: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = Pace.end
+
+    def end_and_stop(pace: Pace, partition: int, now: float) -> None:
+        end(pace, partition, now)
+        (folder,) = nights.runs.glob("*-snippets-*")
+        StopRequest(folder).make()
+
+    monkeypatch.setattr(Pace, "end", end_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        night(file=write_night(partition_tokens=1), budget="1h")
+    ((workload, status, num_ok),) = nights.sql("select workload, status, num_ok from runs")
+    assert (workload, status) == ("snippets", "interrupted")
+    assert 0 < num_ok < 12
 
 
 def test_a_night_ends_at_its_deadline(
