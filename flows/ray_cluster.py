@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prefect import unmapped
 from prefect.client.orchestration import get_client
 from prefect.futures import PrefectFutureList
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -60,10 +59,12 @@ class RayCluster:
 
         runner = self._join()
         job = replace(job, checkpoint=str(Path(job.checkpoint).absolute()))
-        with remote_options(**worker_options(job.engine)):
-            futures = runner.map(infer_on_ray, {"partition": dispatch_order, "job": unmapped(job)})
+        futures: PrefectFutureList[Any] = PrefectFutureList()  # type: ignore[abstract]
         try:
             with job.stop.make_on_error():
+                with remote_options(**worker_options(job.engine)):
+                    for partition in dispatch_order:
+                        futures.append(runner.submit(infer_on_ray, {"partition": partition, "job": job}))
                 yield futures
         finally:
             futures.wait(STOP_SECONDS)  # a stopped worker ends after its step and keeps its answers

@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import flow
 from prefect.runner import Runner
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from flows.ray_cluster import STOP_SECONDS
+from flows.ray_cluster import STOP_SECONDS, RayCluster
 from flows.settings import EngineSettings, WorkerSettings
 from flows.workers import Workers
 from tasks.recover import STOP_LOCK_TIMEOUT_SECONDS
 from tasks.runs.infer_job import FailurePolicy
 from tests.flows.distributed.worker_watch import find_processes, meanwhile, wait_until
+from tests.flows.test_recovery import begin_job
 
 # Ray reads them when it is imported. The first binds it to loopback, on Linux, too.
 os.environ.update(
@@ -176,6 +178,29 @@ def test_a_cluster_that_shares_no_folder_is_stopped_and_the_next_night_goes_on(
     assert 0 < num_ok < 60
     (rest,) = nights.run("snippets")
     assert (rest.num_ok, rest.num_already_done) == (num_unanswered, num_ok)
+
+
+@pytest.mark.slow
+def test_a_run_stopped_while_partitions_are_handed_out_waits_for_those_that_a_worker_has(
+    nights: Any, cluster: str, tmp_path: Path
+) -> None:
+    job = begin_job(nights, tmp_path)
+
+    def order() -> Iterator[int]:
+        yield 0
+        wait_until(lambda: [*job.first.run_folder.glob("attempts/part-*")], pause_seconds=0.002)
+        raise KeyboardInterrupt
+
+    def hand_out() -> None:
+        ray_cluster = RayCluster(cluster)
+        with ExitStack() as at_end:
+            at_end.callback(ray_cluster.leave)
+            at_end.enter_context(ray_cluster.submit(job, order()))  # type: ignore[arg-type]
+
+    with pytest.raises(KeyboardInterrupt):
+        flow(name="hand_out", persist_result=False)(hand_out)()
+    assert job.stop.is_made
+    assert (job.first.run_folder / "steps" / "part-00000.parquet").exists()
 
 
 @pytest.mark.parametrize(
