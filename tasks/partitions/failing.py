@@ -1,5 +1,6 @@
 """Finds the rows of a partition that make the model fail, and turns them into error rows."""
 
+import json
 import logging
 import time
 from collections import Counter
@@ -17,8 +18,8 @@ from engine.planning.plan import Plan
 from tasks.partitions.attempt import ENDED, Failure, StoppedError, run_model, try_rows
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.partitions.out_of_memory import is_out_of_memory
-from tasks.partitions.partition_work import PartitionWork, Piece
-from tasks.runs.infer_job import LOOK_SECONDS, InferJob, StopRequest
+from tasks.partitions.partition_work import AttemptLog, PartitionWork, Piece
+from tasks.runs.infer_job import LOOK_SECONDS, StopRequest
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_partition, read_plan_summary
 
@@ -31,7 +32,7 @@ def answer_failing(work: PartitionWork, rows: Plan, failure: Failure | None) -> 
     Args:
         failure: of an attempt at all rows; None if its process died.
     """
-    job, policy, num_failures = work.job, work.job.failures, 0
+    job, policy, has_sampled = work.job, work.job.failures, False
     prompt_of_row = np.cumsum(rows.is_member_start) - 1
     whole = Piece(first=0, last=int(prompt_of_row[-1]))
 
@@ -48,6 +49,9 @@ def answer_failing(work: PartitionWork, rows: Plan, failure: Failure | None) -> 
             continue
         if job.stop.is_made:
             raise StoppedError
+        if not has_sampled and count_failures(work.attempts) >= policy.error_rate_rows:
+            check_other_rows(work)
+            has_sampled = True
         num_earlier = 0
         if failure is None:
             num_earlier = work.attempts.count(piece)
@@ -57,15 +61,13 @@ def answer_failing(work: PartitionWork, rows: Plan, failure: Failure | None) -> 
             if num_earlier <= most_earlier:
                 failure = try_rows(rows.select(is_left(piece)), work, piece)
                 if failure is None:
+                    work.attempts.forget(piece)
                     continue
         last, failure = failure or ENDED, None
         if last.is_out_of_memory and PROCESS_HOST.lower_memory():
             work.attempts.forget(piece)
             todo.append(piece)
             continue
-        num_failures += 1
-        if num_failures == policy.error_rate_rows:
-            check_other_rows(job)
         if piece == whole and num_earlier < policy.retries:
             delay_seconds = policy.retry_delay_seconds * 2**num_earlier
             LOGGER.warning("%s: trying again in %g s: %s", work.title, delay_seconds, last.reason)
@@ -111,26 +113,41 @@ def judge_failure(error: Exception) -> Failure:
     return failure
 
 
-def check_other_rows(job: InferJob) -> None:
+def count_failures(attempts: AttemptLog) -> int:
+    """How many attempts at the partition's pieces failed or ended their process, in this process and earlier ones."""
+    files = attempts.run_folder.glob(f"attempts/part-{attempts.partition:05d}-*")
+    return sum(path.stat().st_size for path in files)
+
+
+def check_other_rows(work: PartitionWork) -> None:
     """Try a sample of rows from all over the plan, one by one, and drop their answers, to tell whether only the rows of
-    a failing partition are bad. Raises as `FailurePolicy.check` and `try_rows`."""
+    a failing partition are bad. A row that ends its process counts as failed, and the next process goes on with the
+    sample: its errors ("" for none) are in a file. Raises as `FailurePolicy.check` and `try_rows`."""
+    job, attempts = work.job, work.attempts
     sample = read_spread_rows(job.plan, job.failures.error_rate_rows)
-    reasons: Counter[str] = Counter()
+    path = attempts.run_folder / "attempts" / f"others-{attempts.partition:05d}"
+    errors: list[str] = json.loads(path.read_bytes() or "[]") if path.exists() else []
+
+    def note(found: list[str]) -> None:
+        attempts.write(path, "wb", json.dumps(found).encode())
+        attempts.write(attempts.starts, "wb")
 
     def on_step(step: StepRecord) -> None:
         if job.stop.is_made:
             raise StoppedError
 
     with PROCESS_HOST.use(job) as model:
-        for row in sample:
+        for row in sample[len(errors) :]:
+            note([*errors, ENDED.reason])
             try:
                 (completion,) = run_model(row, job, model, on_step)
-                reasons.update([completion.error] if completion.error else [])
+                errors.append(completion.error or "")
             except (StoppedError, BatchloomError, OSError):
                 raise
             except Exception as error:
-                reasons.update([judge_failure(error).reason])
-    job.failures.check(reasons, len(sample))
+                errors.append(judge_failure(error).reason)
+    note(errors)
+    job.failures.check(Counter(filter(None, errors)), len(sample))
 
 
 def read_spread_rows(plan: ArtifactRef, num_rows: int) -> list[Plan]:

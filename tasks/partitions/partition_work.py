@@ -55,28 +55,28 @@ class AttemptLog:
 
     def note(self, piece: Piece) -> None:
         """Count one attempt."""
-        self._write(self._path(piece), "ab", b".")
-        self._write(self._starts, "wb")
+        self.write(self._path(piece), "ab", b".")
+        self.write(self.starts, "wb")
 
     def note_start(self) -> None:
         """Count a process that takes the partition. Raises `WorkerError` if too many in a row have ended since the last
         attempt was noted, so that rows are not the cause."""
-        if self._write(self._starts, "ab", b".") > MOST_STARTS:
+        if self.write(self.starts, "ab", b".") > MOST_STARTS:
             raise WorkerError(
                 f"partition {self.partition}: {MOST_STARTS} processes in a row ended before they tried a row; "
                 "do they have the memory that the model takes?"
             )
 
     def forget(self, piece: Piece) -> None:
-        """Set the count to 0: the attempts so far failed for another reason than the rows."""
-        self._write(self._path(piece), "wb")
+        """Set the count to 0: the rows have answers, or the attempts so far failed for another reason than the rows."""
+        self.write(self._path(piece), "wb")
 
     @property
-    def _starts(self) -> Path:
+    def starts(self) -> Path:
         return self.run_folder / "attempts" / f"starts-{self.partition:05d}"
 
-    def _write(self, path: Path, mode: Literal["ab", "wb"], content: bytes = b"") -> int:
-        """Append to the file or empty it; returns its size. Raises `ArtifactError` if it cannot be written."""
+    def write(self, path: Path, mode: Literal["ab", "wb"], content: bytes = b"") -> int:
+        """Append to the file or replace it; returns its size. Raises `ArtifactError` where that fails. See `open`."""
         with writing(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with open(path, mode) as file:

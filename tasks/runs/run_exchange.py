@@ -149,7 +149,7 @@ def _fetch_partition(store: ObjectStore, folder: Path, partition: int) -> None:
     for name in (*STATE_FOLDERS, "progress"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir(mode=0o700)
-    is_its = re.compile(rf"(part|starts)-{partition:05d}(?!\d)[0-9.a-z-]*")
+    is_its = re.compile(rf"(part|starts|others)-{partition:05d}(?!\d)[0-9.a-z-]*")
     for place in STATE_FOLDERS:
         for name in filter(is_its.fullmatch, store.list(place)):
             with suppress(DamagedObjectError):

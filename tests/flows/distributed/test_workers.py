@@ -18,12 +18,13 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import ArtifactError, CapacityError, ConfigError, DeviceError, WorkerError
+from engine.errors import ArtifactError, CapacityError, ConfigError, DeviceError, FailureRateError, WorkerError
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import WorkerSettings
 from tasks.runs.infer_job import FailurePolicy
 from tasks.storage.artifact import ArtifactRef, write_parquet
+from tasks.storage.plan_file import read_partition
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workers.infer_remote import name_device
 from tasks.workers.worker_pool import WorkerPool
@@ -150,6 +151,20 @@ def test_an_engine_whose_device_has_failed_gets_a_new_process(
         (job.first.run_folder / "stop").unlink()
         (part,) = pool.answer(0, job) or []
     assert part.num_rows == 12
+
+
+@pytest.mark.slow
+def test_an_installation_in_which_every_row_ends_its_process_is_not_tried_row_by_row(
+    nights: Any, tmp_path: Path, prefect_server: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = FailurePolicy(retries=0, error_rate_rows=3)
+    job = replace(begin_job(nights, tmp_path), failures=policy)
+    poison = {"BATCHLOOM_TEST_POISON": str(read_partition(job.plan, 0).prompts[0][0])}
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "flows" / "poison"))
+    message = r"^3 of 3 rows failed, max_error_rate allows 50%: the process that tried it ended each time \(3 rows\)"
+    with closing(WorkerPool([poison])) as pool, pytest.raises(FailureRateError, match=message):
+        pool.answer(0, job)
+    assert caplog.text.count("is handed out again") == 3 + 3, "as many attempts as the sample has rows, then the sample"
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
