@@ -114,26 +114,32 @@ def recover_runs(database: Path) -> list[Run]:
 def sweep_runs(database: str | Path) -> list[Run]:
     """Delete files of runs whose process was killed; call it inside `hold_database`, so that no run is alive. These are
     folders of runs without manifest and report, and of runs whose answers are in the database, work folders and
-    half-written files. Returns the runs whose answers are not in the database yet, oldest first."""
+    half-written files. Returns the runs whose answers are not in the database yet, oldest first. One whose manifest
+    cannot be read stays as it is, with a warning."""
     unfinished = []
     for folder in sorted(runs_folder(database).glob("*")):
         is_ours = RUN_ID.fullmatch(folder.name) is not None
-        if not (folder / "manifest.json").exists():
+        if not _may_exist(folder / "manifest.json"):
             if is_ours and not (folder / "report.html").exists():  # a report may be made again in a new folder
                 shutil.rmtree(folder, ignore_errors=True)
             continue
-        with suppress(ArtifactError):
+        try:
             run = Run.load(database, folder)
-            if not run.is_written:
-                unfinished.append(run)
-            elif is_ours and any(next(folder.glob(name), None) for name in (*WORK_FOLDERS, *LEFT_FILES)):
-                drop_work(folder)
+        except ArtifactError as error:
+            if _has_work(folder):
+                LOGGER.warning(STAYS, folder.name, folder, error)
+            continue
+        if not run.is_written:
+            unfinished.append(run)
+        elif is_ours and _has_work(folder):
+            drop_work(folder)
     return unfinished
 
 
 def prune_cache(database: str | Path) -> None:
     """Delete cached artifacts that no run has used for `KEEP_DAYS`, except those of runs whose answers are not in the
-    database yet, and temporary files of killed processes as old. Other processes may do so at the same time."""
+    database yet, and temporary files of killed processes as old. Nothing while such a run's manifest cannot be read.
+    Other processes may do so at the same time."""
     folder, old = runs_folder(database) / "cache", list[Path]()
     for path in (*folder.glob("*.parquet"), *folder.glob(".*.tmp"), *folder.glob("duckdb_temp_*")):
         with suppress(FileNotFoundError):
@@ -141,13 +147,31 @@ def prune_cache(database: str | Path) -> None:
                 old.append(path)
     needed = set()
     for manifest in runs_folder(database).glob("*/manifest.json") if old else ():
-        with suppress(ArtifactError):
+        try:
             run = Run.load(database, manifest.parent)
-            if not run.is_written:
-                needed |= {Path(ref.path).name for ref in run.artifacts.values()}
+        except ArtifactError:
+            if _has_work(manifest.parent):
+                return
+            continue
+        if not run.is_written:
+            needed |= {Path(ref.path).name for ref in run.artifacts.values()}
     for path in old:
         if path.name not in needed:
             path.unlink(missing_ok=True)
+
+
+def _may_exist(path: Path) -> bool:
+    """Whether a file is there, or it cannot be said."""
+    try:
+        path.stat()
+    except OSError as error:
+        return not isinstance(error, (FileNotFoundError, NotADirectoryError))
+    return True
+
+
+def _has_work(folder: Path) -> bool:
+    """Whether a run's folder has files that only an unfinished run needs."""
+    return any(next(folder.glob(name), None) for name in (*WORK_FOLDERS, *LEFT_FILES))
 
 
 def _is_judged(run: Run) -> bool:

@@ -136,7 +136,7 @@ def test_a_run_whose_files_cannot_be_read_now_stays_until_they_can(
     job = begin_job(nights, tmp_path)
     (part,) = infer.fn(0, job) or []
     PROCESS_HOST.release()
-    for path in (job.first.run_folder / "requests.parquet", Path(part.path)):
+    for path in (job.first.run_folder / "requests.parquet", Path(part.path), job.first.run_folder / "manifest.json"):
         path.rename(away := tmp_path / "away")
         path.symlink_to(path.name)
         recover_runs(nights.path)

@@ -91,7 +91,7 @@ def test_a_run_id_is_given_once(database: Path) -> None:
         Run.create(database, record(run_id))
 
 
-def test_unfinished_runs_are_found_until_they_are_written(database: Path) -> None:
+def test_unfinished_runs_are_found_until_they_are_written(database: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert folders(database) == []
     second, first = (Run.create(database, record(run_id)) for run_id in ("r2", "r1"))
     (runs_folder(database) / "r0").mkdir()
@@ -102,8 +102,13 @@ def test_unfinished_runs_are_found_until_they_are_written(database: Path) -> Non
     assert finished.is_written
     assert finished.record.status == "completed"
     assert folders(database) == [second.folder]
+    (Path(first.folder) / "manifest.json").write_text("{")  # of a run that is written
+    assert folders(database) == [second.folder]
+    assert not caplog.messages
     (Path(second.folder) / "manifest.json").write_text("{")
     assert folders(database) == []
+    (line,) = caplog.messages
+    assert f"r2 cannot be written, its answers stay in {second.folder}: {second.folder}/manifest.json is not" in line
 
 
 def test_a_written_run_keeps_its_steps_alone(database: Path) -> None:
