@@ -35,8 +35,8 @@ class Shard:
         self.rank, self.size, self.device = rank, size, device
 
     def join(self, meeting_file: Path) -> None:
-        """Joins the process group, and waits for the other ranks, which find each other by a file in a folder of their
-        own: NCCL (RCCL) on GPUs, gloo on a CPU. Raises `ConfigError` if this process already has a sharded engine."""
+        """Joins the process group, and waits for the other ranks, which find each other by a file of the first rank:
+        NCCL (RCCL) on GPUs, gloo on a CPU. Raises `ConfigError` if this process already has a sharded engine."""
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, "lo")  # all ranks are on this host
         # Else the watchdog of torch would end the process when `leave` aborts the group.

@@ -1,7 +1,7 @@
 """The first rank of a sharded model: it starts the other ranks, sends them each step, and fails when one fails."""
 
 import contextlib
-import tempfile
+import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -46,8 +46,8 @@ class Ranks(Shard):
         self.is_closed = False
         self._failure: Exception | None = None
         self._has_failed = threading.Event()
-        self._folder = tempfile.TemporaryDirectory(prefix="batchloom-ranks-")
-        meeting_file = Path(self._folder.name) / "ranks"
+        self._meeting_fd = os.memfd_create("batchloom-ranks")  # the kernel frees it however this process ends
+        meeting_file = Path(f"/proc/{os.getpid()}/fd/{self._meeting_fd}")
         self._workers = [start_worker(num_bytes=2) for _ in range(1, self.size)]
         self._readers: list[threading.Thread] = []
         with self.watched():
@@ -98,7 +98,7 @@ class Ranks(Shard):
         for reader in self._readers:
             reader.join()
         self.leave()
-        self._folder.cleanup()
+        os.close(self._meeting_fd)
 
     def _check(self) -> None:
         if self._failure is not None:

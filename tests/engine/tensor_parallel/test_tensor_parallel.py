@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,11 @@ def test_ranks_that_lose_memory_preempt_alike(tiny_llama: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_are_processes_and_one_that_fails_is_replaced(tiny_llama: Path) -> None:
+def test_ranks_are_processes_and_one_that_fails_is_replaced(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank that is killed, then one that fails, end a run with a line that says so; the next use loads all anew."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     expected = run(Engine.load(tiny_llama, WHOLE))
     host, processes = EngineHost(), []
     job = make_job("", load_workload("snippets"), tiny_llama, engine=SPREAD)
@@ -100,6 +104,7 @@ def test_ranks_are_processes_and_one_that_fails_is_replaced(tiny_llama: Path) ->
             assert isinstance(ranks, Ranks)
             ((line, process),) = ranks._workers
             assert process.poll() is None
+            assert not list(tmp_path.iterdir()), "whatever becomes of this process, it leaves no folder"
             processes.append(process)
             if "-9" in reason:
                 process.kill()
