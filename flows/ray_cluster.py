@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect.client.orchestration import get_client
-from prefect.futures import PrefectFutureList
+from prefect.futures import PrefectFutureList, wait
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kernels import cdiv
 from tasks.runs.infer_job import InferJob
+from tasks.runs.run_exchange import LATE
 from tasks.workers.engine_team import EngineTeam
 from tasks.workers.infer_remote import infer_on_ray
 
@@ -67,7 +68,9 @@ class RayCluster:
                         futures.append(runner.submit(infer_on_ray, {"partition": partition, "job": job}))
                 yield futures
         finally:
-            futures.wait(STOP_SECONDS)  # a stopped worker ends after its step and keeps its answers
+            # A stopped worker ends after its step and keeps its answers.
+            if wait(list(futures), STOP_SECONDS).not_done and job.exchange:
+                (job.first.run_folder / LATE).touch(mode=0o600)
 
     def leave(self) -> None:
         """End the workers; the next use joins the cluster again."""

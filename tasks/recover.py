@@ -40,7 +40,7 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
     discarded: the error says why. Answers that cannot be written now are left to the next run. See `recover_runs`."""
     is_failed, is_taken = isinstance(error, Exception), use_exchange(run.folder, lambda exchange: exchange.take())
     if not _is_judged(run) or (is_failed and is_taken and not _has_tried_rows(run)):
-        _discard(run)
+        discard(run.folder)
         return
     if is_failed:
         run.end("failed", f"{type(error).__name__}: {error}")
@@ -58,10 +58,14 @@ def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
     LOGGER.info(summary.text)
 
 
-def _discard(run: Run) -> None:
-    """Delete all files of a run."""
-    use_exchange(run.folder, lambda exchange: exchange.drop())
-    shutil.rmtree(run.folder, ignore_errors=True)
+def discard(folder: Path) -> None:
+    """Delete all files of a run. Where its copy in an object store is out of reach, the file ``exchange`` stays, and
+    `sweep_runs` tries again."""
+    with suppress(OSError):
+        (folder / "manifest.json").unlink(missing_ok=True)
+    drop_work(folder)
+    if not (folder / "exchange").exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def recover_runs(database: Path) -> list[Run]:
@@ -80,7 +84,7 @@ def recover_runs(database: Path) -> list[Run]:
             LOGGER.warning(STAYS, run_id, run.folder, OUT_OF_REACH)
             continue
         if not _is_judged(run):
-            _discard(run)
+            discard(run.folder)
             continue
         if run.record.status == "running":
             if _has_tried_rows(run):
@@ -100,7 +104,7 @@ def recover_runs(database: Path) -> list[Run]:
                 raise
             if isinstance(error, ArtifactError) and not isinstance(error, UnreadableError):
                 LOGGER.warning("run %s cannot be recovered, its rows will be answered again: %s", run_id, error)
-                _discard(run)
+                discard(run.folder)
             else:
                 LOGGER.warning(STAYS, run_id, run.folder, error)
         else:
@@ -121,7 +125,7 @@ def sweep_runs(database: str | Path) -> list[Run]:
         is_ours = RUN_ID.fullmatch(folder.name) is not None
         if not _may_exist(folder / "manifest.json"):
             if is_ours and not (folder / "report.html").exists():  # a report may be made again in a new folder
-                shutil.rmtree(folder, ignore_errors=True)
+                discard(folder)
             continue
         try:
             run = Run.load(database, folder)

@@ -9,9 +9,9 @@ from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.workload_run import Night, begin_run, end_run, infer_rows, plan_rows, tokenize_rows, write_rows
 from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.settle import settle_layouts
-from tasks.recover import stop_run
+from tasks.recover import discard, stop_run
 from tasks.runs.infer_job import Member
-from tasks.runs.run import Run, drop_work
+from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
 from tasks.sample import Sample, choose_rows, read_answers
 from tasks.storage.artifact import ArtifactRef
@@ -36,9 +36,10 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
         if plan is None:
             LOGGER.info("%s: nothing new to do", workload.name)
             return None
-        run = begin_run(night, workload, None if keep else folder)
+        run = begin_run(night, workload, None if keep or night.workers.settings.exchange else folder)
         if not keep:
-            at_end.callback(drop_work, run.folder)  # and its copy in an object store
+            run.is_written = True  # else the next run would write it if this process is killed
+            at_end.callback(discard, run.folder)  # and its copy in an object store
         try:
             all_tokens = whole.artifacts["tokens"]
             sample = choose_rows(found.requests, all_tokens, plan, run.folder, num_rows, workload)

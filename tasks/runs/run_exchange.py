@@ -33,6 +33,9 @@ STATE_FOLDERS = (*KEPT_FOLDERS, "attempts")
 FOLDERS = (*STATE_FOLDERS, "engines", "progress")
 """Folders of a run in which workers write."""
 
+LATE = "late"
+"""A file in the run's folder: workers had not ended when the run did, and may still write to the store."""
+
 LOOKS_PER_TAKE = 15
 """The run checks for a stop request in each look, and copies new files in one of this many."""
 
@@ -111,9 +114,11 @@ class RunExchange:
         self.take()
 
     def drop(self) -> None:
-        """Delete the copy in the store; `ArtifactError` if that fails."""
+        """Delete the copy in the store; `ArtifactError` if that fails. Where workers may still write there, the file
+        ``exchange`` stays for once, so that the next run deletes what they have written."""
         self._store.delete()
-        (self._folder / "exchange").unlink(missing_ok=True)
+        late = self._folder / LATE
+        (late if late.exists() else self._folder / "exchange").unlink(missing_ok=True)
 
 
 @contextmanager

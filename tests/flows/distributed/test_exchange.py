@@ -22,17 +22,18 @@ from engine.errors import ArtifactError, ConfigError, ModelError, WorkerError
 from engine.model.loading.checkpoint import checkpoint_digest
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
+from flows.quality import sample
 from flows.settings import WorkerSettings
 from tasks.partitions.attempt import infer_partition
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read
-from tasks.recover import recover_runs, stop_run
+from tasks.recover import recover_runs, stop_run, sweep_runs
 from tasks.runs.infer_job import FailurePolicy, StopRequest
 from tasks.runs.object_store import DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
 from tasks.runs.run import Run
-from tasks.runs.run_exchange import RunExchange, local_job
+from tasks.runs.run_exchange import LATE, RunExchange, local_job
 from tasks.runs.worker_copy import PROCESS_COPY
 from tasks.storage.scratch_folder import PREFIX
 from tasks.tokenize import read_max_model_len, write_tokens
@@ -103,6 +104,29 @@ def test_a_sample_that_is_not_kept_leaves_nothing_in_the_store(nights: Any, tmp_
     store = tmp_path / "store"
     assert nights.run("snippets", sample=2, machines=WorkerSettings(workers=1, exchange=store.as_uri())) == []
     assert [*store.iterdir()] == []
+    assert {path.name for path in nights.runs.iterdir()} == {"cache", "lock"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_the_next_night_deletes_what_a_sample_could_not(
+    nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, away = tmp_path / "store", tmp_path / "away"
+
+    def lose_store(*given: Any) -> None:
+        store.rename(away)
+        store.touch()
+
+    monkeypatch.setattr(sample, "_show", lose_store)
+    assert nights.run("snippets", sample=2, machines=WorkerSettings(workers=1, exchange=store.as_uri())) == []
+    store.unlink()
+    away.rename(store)
+    (folder,) = nights.runs.glob("*-*")
+    assert {path.name for path in folder.rglob("*") if path.is_file()} - {"part-00000.parquet"} == {"exchange"}
+    (summary,) = nights.run("snippets")
+    assert [*store.iterdir()] == []
+    assert [folder.name for folder in nights.runs.glob("*-*")] == [summary.run_id]
 
 
 @pytest.mark.slow
@@ -215,6 +239,20 @@ def test_a_run_that_ends_waits_while_its_store_is_out_of_reach(
     status = "failed" if isinstance(error, Exception) else "interrupted"
     assert nights.sql("select status, num_ok from runs") == [(status, part.num_rows)]
     assert list(folder.iterdir()) == []
+
+
+def test_what_late_workers_write_to_the_store_is_deleted_by_the_next_night(
+    nights: Any, shared: Shared, objects: ObjectServer
+) -> None:
+    shared.answer(0)
+    (shared.run.folder / LATE).touch()
+    stop_run(shared.run, load_workload("snippets"), KeyboardInterrupt())
+    assert objects.objects == {}
+    shared.answer(1)
+    assert objects.objects
+    assert sweep_runs(nights.path) == []
+    assert objects.objects == {}
+    assert not (shared.run.folder / "exchange").exists()
 
 
 def test_parts_that_were_taken_before_are_not_taken_again(shared: Shared) -> None:
