@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import platform
 import re
 import secrets
 import time
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import ArtifactError, ConfigError
+from tasks.database.messages import DISK_FULL, describe_write_error
+from tasks.storage.artifact import writing
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -85,8 +88,21 @@ class ObjectStore:
         self._call(name, lambda remote: self._store.put_file(str(path), remote))
 
     def get_file(self, name: str, path: str | Path) -> None:
-        """Fetch a file that `put_file` stored."""
-        self._call(name, lambda remote: self._store.get_file(remote, str(path)))
+        """Fetch a file that `put_file` stored. Raises `ArtifactError`, which names this host, if `path` cannot be
+        written."""
+
+        def fetch(remote: str) -> OSError | None:
+            try:
+                self._store.get_file(remote, str(path))
+            except OSError as error:
+                if error.filename != str(path) and error.errno not in DISK_FULL:
+                    raise
+                return error  # not of the store
+            return None
+
+        with writing(path, lambda path, error: f"on {platform.node()}: {describe_write_error(path, error)}"):
+            if error := self._call(name, fetch):
+                raise error
 
     def has(self, name: str) -> bool:
         """Whether there is such an object."""

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import platform
+import re
 import shutil
 import signal
 import tempfile
@@ -30,7 +32,7 @@ from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.recover import recover_runs, stop_run, sweep_runs
 from tasks.runs.infer_job import FailurePolicy, StopRequest
-from tasks.runs.object_store import DamagedObjectError, ObjectStore
+from tasks.runs.object_store import PATIENCE_SECONDS, DamagedObjectError, ObjectStore
 from tasks.runs.progress import read_counts
 from tasks.runs.run import Run
 from tasks.runs.run_exchange import LATE, RunExchange, local_job
@@ -41,6 +43,7 @@ from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.object_server import ObjectServer, serve_objects
 from tests.flows.distributed.worker_watch import find_workers, hold_and_kill, meanwhile, wait_until
+from tests.full_disk import files_of_at_most
 from tests.sources import make_job, make_source
 
 ROOT = Path(__file__).parents[3]
@@ -319,6 +322,21 @@ def test_what_is_missing_damaged_or_another_is_named(
     PROCESS_COPY.remove()
     with pytest.raises(ArtifactError, match=r"plan\.parquet is missing"), local_job(0, shared.job):
         pass
+
+
+def test_a_worker_that_cannot_write_its_copy_names_its_folder_and_not_the_store(
+    shared: Shared, temporary_folder: Path
+) -> None:
+    place = f"on {re.escape(platform.node())}: {temporary_folder}/.*/plan.tmp cannot be written: "
+    began = time.monotonic()
+    with files_of_at_most(0), pytest.raises(ArtifactError, match=rf"^{place}File too large; [\d,]+ bytes free in"):
+        shared.answer(0)
+    local = ObjectStore(f"file://{temporary_folder.parent}/objects")
+    local.make_folders([""])
+    local.put_file("plan.parquet", shared.job.plan.path)
+    with pytest.raises(ArtifactError, match=f"^{place}No such file or directory$"):
+        local.get_file("plan.parquet", temporary_folder / "gone" / "plan.tmp")
+    assert time.monotonic() - began < PATIENCE_SECONDS
 
 
 def test_a_store_that_cannot_be_used_is_named_and_secrets_are_not_repeated(
