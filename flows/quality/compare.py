@@ -32,6 +32,7 @@ from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy
 from tasks.sample import choose_rows, read_answers
+from tasks.storage.artifact import runs_folder
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.row_numbers import write_joined
 from tasks.storage.scratch_folder import scratch_folder
@@ -106,7 +107,8 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
     first, second = both = (first.bind(source.checkpoint), second.bind(source.checkpoint))
     if gold is not None:
         check_gold(source.database, gold, both)
-    with scratch_folder("compare") as folder:
+    is_seen = night.workers.settings.runner == "ray"  # by workers on other hosts
+    with scratch_folder("compare", runs_folder(source.database) if is_seen else None) as folder:
         whole = begin_run(night, second, folder)
         found, plan = read_and_plan(source, second, whole)
         if plan is None:

@@ -36,7 +36,9 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
         if plan is None:
             LOGGER.info("%s: nothing new to do", workload.name)
             return None
-        run = begin_run(night, workload, None if keep or night.workers.settings.exchange else folder)
+        machines = night.workers.settings
+        is_private = not keep and not machines.exchange and machines.runner == "local"
+        run = begin_run(night, workload, folder if is_private else None)
         if not keep:
             run.is_written = True  # else the next run would write it if this process is killed
             at_end.callback(discard, run.folder)  # and its copy in an object store

@@ -17,17 +17,17 @@ LOCK = "scratch-folder-lock"
 
 
 @contextmanager
-def scratch_folder(name: str) -> Iterator[Path]:
-    """A folder ``batchloom-<name>-...`` in the folder for temporary files during the block, readable by its owner alone
-    (0700). Those of killed processes are deleted first. Raises `ArtifactError` if DuckDB reads its path as a pattern.
-    """
-    place = Path(tempfile.gettempdir())
+def scratch_folder(name: str, place: Path | None = None) -> Iterator[Path]:
+    """A folder ``batchloom-<name>-...`` in `place`, or the folder for temporary files, during the block, readable by
+    its owner alone (0700). Those of killed processes are deleted first. Raises `ArtifactError` if DuckDB reads its path
+    as a pattern."""
+    place = place or Path(tempfile.gettempdir())
     try:
         check_path(place)
     except DatabaseError as error:
         raise ArtifactError(f"{error}, or name another one in TMPDIR") from error
     _sweep(place)
-    unlocked = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{name}-"))
+    unlocked = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{name}-", dir=place))
     lock = os.open(unlocked / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     folder = unlocked.rename(unlocked.with_name(unlocked.name[1:]))

@@ -21,11 +21,13 @@ from prefect.runner import Runner
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from flows.quality.compare import compare
 from flows.ray_cluster import STOP_SECONDS, RayCluster
 from flows.settings import EngineSettings, WorkerSettings
 from flows.workers import Workers
 from tasks.recover import STOP_LOCK_TIMEOUT_SECONDS
 from tasks.runs.infer_job import FailurePolicy
+from tests.flows.conftest import ENGINE
 from tests.flows.distributed.worker_watch import find_processes, meanwhile, wait_until
 from tests.flows.test_recovery import begin_job
 
@@ -122,6 +124,19 @@ def test_a_cluster_answers_as_one_process_does_and_survives_the_death_of_a_worke
     assert len(killed) == 1
     assert (snippets.num_ok, snippets.num_errors, ranking.num_ok) == (12, 0, 6)
     assert nights.answers() == undisturbed
+
+
+@pytest.mark.slow
+def test_samples_and_comparisons_are_where_other_hosts_of_a_cluster_see_them(nights: Any, cluster: str) -> None:
+    """They share the folder of the database, and no other."""
+    on_ray = WorkerSettings(runner="ray", ray_address=cluster)
+    with meanwhile(lambda: wait_until(lambda: [*nights.runs.glob("*-snippets-*/attempts/*")], pause_seconds=0.002)):
+        assert nights.run("snippets", sample=2, machines=on_ray) == []
+    how = {"engine": ENGINE, "machines": on_ray, "sample": 2}
+    with meanwhile(lambda: wait_until(lambda: [*nights.runs.glob("*-compare-*/*/attempts/*")], pause_seconds=0.002)):
+        found = compare(nights.path, str(nights.model), ("snippets", "snippets"), **how)
+    assert (len(found.rows), found.changed) == (2, ())
+    assert {path.name for path in nights.runs.iterdir()} == {"cache", "lock"}
 
 
 def test_a_stopped_run_writes_its_answers_before_prefect_kills_it() -> None:

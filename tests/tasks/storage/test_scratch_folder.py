@@ -32,6 +32,10 @@ def test_a_folder_is_private_and_goes_with_its_block(temporary_folder: Path) -> 
         assert folder.name.startswith("batchloom-explain-")
         assert folder.stat().st_mode & 0o077 == 0
     assert not list(temporary_folder.iterdir())
+    (place := temporary_folder / "of a database").mkdir()
+    with scratch_folder("explain", place) as folder:
+        assert folder.parent == place
+    assert not list(place.iterdir())
 
 
 def test_the_next_one_deletes_what_killed_processes_left_and_nothing_else(temporary_folder: Path) -> None:
