@@ -1,8 +1,9 @@
 """The KV of prefixes on disk, found by their tokens: one file for each prefix, and an index of blocks in SQLite.
 
-The key of a KV block is a digest of all tokens up to its end, of the model and of its KV layout, with a secret of the
-folder: equal keys mean equal KV, and files of another folder are never used. A file has consecutive blocks. Its name is
-the keys of the first and the last one, so a file that another process replaces has the same blocks.
+The key of a KV block is a digest of all tokens up to its end, of the model, of its KV layout and of the code that
+computes it, with a secret of the folder: equal keys mean equal KV, and files of another folder are never used. A file
+has consecutive blocks. Its name is the keys of the first and the last one, so a file that another process replaces has
+the same blocks.
 """
 
 import hashlib
@@ -75,7 +76,7 @@ class PrefixStore:
 
         Args:
             token_ids: int32, from the prompt's first token on.
-            about: identifies the model and the layout of its KV, on which a block's contents depend, too.
+            about: identifies the model, the layout of its KV and the code, on which a block's contents depend, too.
         """
         key, keys = hashlib.blake2b(about.encode(), key=self._secret, digest_size=16).digest(), []
         for end in range(block_size, len(token_ids) + 1, block_size):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from engine import Completion, Engine, EngineConfig, Request, plan_prefix_groups
 from engine.errors import BusyError, ConfigError
 from engine.execution.step_record import StepRecord
-from engine.keeping import kept_run, prefix_keeper
+from engine.keeping import keeping_engine, kept_run, prefix_keeper
 from engine.keeping.keeping_engine import KeepingEngine
 from engine.keeping.kept_run import KeptRun
 from engine.keeping.prefix_store import PrefixStore
@@ -167,6 +167,17 @@ def test_prefixes_of_another_adapter_are_not_found(tiny_llama: Path, tmp_path: P
     again, num_computed = run(engine, requests)
     assert_alike(again, answers)
     assert num_computed < num_first / 2
+
+
+def test_prefixes_of_another_version_are_not_found(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests, kept = ask(range(8, 11), [1, 2]), tmp_path / "kept"
+    _, num_first = run(keeping(tiny_llama, kept), requests)
+    assert run(keeping(tiny_llama, kept), requests)[1] < num_first / 2
+    monkeypatch.setattr(keeping_engine, "_code_digest", keeping_engine._code_digest.__wrapped__)  # not cached
+    monkeypatch.setattr(keeping_engine, "version", lambda package: "0.0")
+    assert run(keeping(tiny_llama, kept), requests)[1] == num_first
 
 
 def test_prefixes_of_other_layers_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
