@@ -154,12 +154,12 @@ def build_once(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     stem = f"{kind}-{hashlib.sha256(json.dumps([kind, content, _code_digest()]).encode()).hexdigest()[:32]}"
     for path in folder.glob(f"{stem}-*.parquet"):
-        with suppress(OSError):  # it cannot be read, or another process has just deleted it
+        with suppress(OSError):  # it cannot be read now, or another process has just deleted it
             for found in list_whole([path]):
                 if path.stem.endswith(f"-{found.digest[:16]}"):
                     os.utime(path)
                     return found
-        path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
     built = build(folder / f".{stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     path = Path(built.path).rename(folder / f"{stem}-{built.digest[:16]}.parquet")
     return replace(built, path=str(path))
