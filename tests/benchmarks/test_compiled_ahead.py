@@ -41,13 +41,17 @@ class Hopper:
 
 
 parallel, serial = sys.argv[1:]
-likeliest = {launch.name: launch for launch in candidates("sm_90", 16, 128) if launch.num_stages == 2}
-wanted = [likeliest["decode"], likeliest["mixed"]]
+small = {
+    launch.name: launch
+    for launch in candidates("sm_90", 16, 64)
+    if launch.num_stages == 2 and launch.narrow.tokens == 32
+}
+wanted = [small["decode"], small["mixed"]]
 
 os.environ["TRITON_CACHE_DIR"] = serial
-alone = fitted(likeliest["decode"], "sm_90", 16, 128)
+alone = fitted(small["decode"], "sm_90", 16, 64)
 os.environ["TRITON_CACHE_DIR"] = parallel
-with compiled_ahead(wanted, "sm_90", 16, 128) as compiled:
+with compiled_ahead(wanted, "sm_90", 16, 64) as compiled:
     launches = [future.result() for future in compiled]
 assert launches[0] == alone
 assert None not in launches
@@ -59,10 +63,10 @@ JITFunction.run = lambda self, *arguments, grid, warmup, **options: run(
     self, *arguments, grid=grid, warmup=True, **options
 )
 batch, num_blocks = make_batch([GroupSize(prefix_len=64, members=[(20, 1)] * 4)], 16)
-query = torch.zeros(batch.num_rows, 32, 128, dtype=torch.bfloat16)
-cache = torch.zeros(num_blocks, 16, 8, 128, dtype=torch.bfloat16)
+query = torch.zeros(batch.num_rows, 32, 64, dtype=torch.bfloat16)
+cache = torch.zeros(num_blocks, 16, 8, 64, dtype=torch.bfloat16)
 backend = TritonAttention(
-    num_q_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16, block_size=16, device=torch.device("cpu"),
+    num_q_heads=32, num_kv_heads=8, head_dim=64, dtype=torch.bfloat16, block_size=16, device=torch.device("cpu"),
     architecture="sm_90",
 )
 for launch in launches:

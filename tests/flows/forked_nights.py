@@ -11,6 +11,7 @@ has ended, its exit status (minus the number of the signal that killed it). Keys
     poison      token id: the child, or a process that it starts, kills itself when the model is about to compute it
     file_bytes  limit of the operating system on the size of a file
     num_steps   of the engine, after which the night's deadline comes
+    num_spares  of worker processes that are forks, too; further ones are started as always
 """
 
 import gc
@@ -18,8 +19,13 @@ import json
 import os
 import resource
 import signal
+import socket
+import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import import_module
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +41,7 @@ from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.runs.infer_job import FailurePolicy, InferJob, Member, StopRequest
 from tasks.storage.artifact import ArtifactRef
+from tasks.workers import worker_pool, worker_process
 from tasks.workers.engine_team import EngineTeam
 from tasks.workloads.workload import load_workload
 from tests.sources import make_job
@@ -92,17 +99,75 @@ def end_after(num_steps: int) -> None:
     StopRequest.has_time = has_time_yet  # type: ignore[method-assign]
 
 
+class Spare(ForkProcess):
+    """A worker process that has imported everything, and waits until a night takes it. It ends with the night."""
+
+    def __init__(self, lines: list[socket.socket]) -> None:
+        """Fork it.
+
+        Args:
+            lines: to other spares; closed in this one, so that they see the end of the night.
+        """
+        super().__init__()
+        self.line, self._theirs = socket.socketpair()
+        self._nights_ends = [*lines, self.line]
+        self.start()
+        self._theirs.close()
+
+    def run(self) -> None:
+        os.setsid()
+        for line in self._nights_ends:
+            line.close()
+        try:
+            with Connection(os.dup(self._theirs.fileno())) as line:
+                os.environ.update(line.recv())
+        except EOFError:
+            return
+        sys.argv[1:] = [str(self._theirs.detach())]
+        worker_process.main()
+
+    def take(self, environment: Mapping[str, str]) -> socket.socket:
+        with Connection(os.dup(self.line.fileno())) as line:
+            line.send({**os.environ, **environment})
+        return self.line
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As `Popen.wait`."""
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired("worker_process", timeout or 0)
+        return self.exitcode
+
+
+def keep_spares(num_spares: int) -> None:
+    """Fork them while this process has one thread; the night's worker pools take them first."""
+    spares: list[Spare] = []
+    for _ in range(num_spares):
+        spares.append(Spare([spare.line for spare in spares]))
+    start_child = worker_pool.start_child
+
+    def take_or_start(module: str, *, environment: Mapping[str, str]) -> tuple[socket.socket, Any]:
+        if not spares:
+            return start_child(module, environment=environment)
+        spare = spares.pop()
+        return spare.take(environment), spare
+
+    worker_pool.start_child = take_or_start  # type: ignore[assignment]
+
+
 def work(order: dict[str, Any]) -> int:
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    if "calls" in order:
-        watch_calls(order["calls"], tuple(order["kill"]) if "kill" in order else None)
     if "poison" in order:
         os.environ["BATCHLOOM_TEST_POISON"] = str(order["poison"])
         sys.path.insert(0, str(Path(__file__).with_name("poison")))
         sys.modules.pop("sitecustomize", None)  # some Pythons bring one
         import_module("sitecustomize")
+    if "num_spares" in order:
+        keep_spares(order["num_spares"])
+    if "calls" in order:
+        watch_calls(order["calls"], tuple(order["kill"]) if "kill" in order else None)
     if "file_bytes" in order:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes"],) * 2)

@@ -1,6 +1,7 @@
 """The proof at the door: what is refused and why, and what is remembered."""
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from engine import Engine, EngineConfig, Request
 from engine.errors import ModelError
 from engine.kernels.cpu.native_build import load_library
 from engine.model import attention, stock_attention
+from engine.model.loading.checkpoint import cache_folder
 from engine.model.model import Model
 from engine.model.proof import probe
 from engine.model.proof.probe import prove
@@ -41,8 +43,9 @@ def vault_gemma(**switches: Any) -> PretrainedConfig:
 
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is remembered from other tests; compiled kernels are still found where those are."""
-    monkeypatch.setattr(probe, "cache_folder", lambda: tmp_path)
+    """Nothing is remembered from other tests; the compiled kernels are there."""
+    shutil.copy(load_library(cache_folder(), "native")._name, tmp_path)
+    monkeypatch.setenv("BATCHLOOM_CACHE", str(tmp_path))
     return tmp_path
 
 
@@ -129,6 +132,7 @@ def test_a_cache_that_cannot_be_written_keeps_no_record(tmp_path: Path, monkeypa
     (tmp_path / "file").touch()
     monkeypatch.setenv("BATCHLOOM_CACHE", str(tmp_path / "file" / "cache"))
     prove(vault_gemma(), Engine)
+    assert not list(tmp_path.rglob("vaultgemma-*"))
 
 
 @pytest.mark.parametrize(
