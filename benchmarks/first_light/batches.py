@@ -185,7 +185,7 @@ def _measure(
     stage: StageRun, lab: Lab, name: str, engine: Callable[[], Any], workload: str, ceilings: Ceilings
 ) -> None:
     batch = lab.batches[workload]
-    rounds = OTHER_ROUNDS if workload in OTHERS else ROUNDS[name]
+    rounds = (0, 1) if lab.is_tiny else OTHER_ROUNDS if workload in OTHERS else ROUNDS[name]
     shape = lab.fp8_shape if name == "ours in fp8" else lab.model_shape
     stage.measure(
         f"{name}: {workload}", lambda: _timed(engine(), batch, rounds, shape, ceilings), LEAST_SECONDS.get(name, 0.0)

@@ -22,7 +22,7 @@ def test_an_engine_is_warmed_up_once_for_the_other_workloads(
     timed: list[tuple[int, int]] = []
     monkeypatch.setattr(batches, "_timed", lambda _engine, _batch, rounds, *_: timed.append(rounds))
     stage = SimpleNamespace(measure=lambda _, part, _seconds: part())
-    lab = SimpleNamespace(batches={workload: None}, model_shape=None)
+    lab = SimpleNamespace(batches={workload: None}, model_shape=None, is_tiny=False)
     batches._measure(stage, lab, "ours", lambda: None, workload, None)  # type: ignore[arg-type]
     assert timed == [rounds]
 
