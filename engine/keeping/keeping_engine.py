@@ -1,13 +1,12 @@
 """An engine that reads the KV of prefixes that earlier runs have computed, and keeps the KV of its own prefixes."""
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.code_versions import code_versions
 from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -59,21 +58,11 @@ class KeepingEngine(Engine):
         adapter = "" if self.adapter is None else self.adapter.digest
         # The backend's layers may order the dimensions of key heads in another way than torch modules.
         layers = self._runner.attention.name + ("" if self._model.has_replaced_layers else " modules")
-        run = KeptRun(self._keeper, f"{self._digest} {adapter} {self.config.dtype} {layers} {_code_digest()}")
+        code = " ".join(code_versions("kernels", "model").values())
+        run = KeptRun(self._keeper, f"{self._digest} {adapter} {self.config.dtype} {layers} {code}")
         try:
             how |= {"on_step": run.watch(on_step), "make_node": partial(KeptNode, run)}
             yield from super().run_plan(requests, run.extend(groups), **how)
             run.finish_writes()
         finally:
             run.end()
-
-
-@cache
-def _code_digest() -> str:
-    """Of all code that computes KV: prefixes of another version are not found."""
-    engine, digest = Path(__file__).parents[1], hashlib.sha256()
-    digest.update(f"torch {version('torch')} transformers {version('transformers')}".encode())
-    for path in sorted([*engine.glob("kernels/**/*.*"), *engine.glob("model/**/*.*")]):
-        if path.suffix in (".py", ".cpp", ".h", ".json"):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -7,7 +7,6 @@ versions of torch, transformers and this engine, and the kernels of this process
 """
 
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
+from engine.code_versions import code_versions
 from engine.errors import ModelError
 from engine.kernels.cpu.native_build import NativeBuildError, load_library
 from engine.model.loading.checkpoint import cache_folder
@@ -92,10 +92,4 @@ def _versions() -> dict[str, str]:
         kernels = Path(load_library(cache_folder(), "native")._name).stem
     except NativeBuildError:
         kernels = "torch"
-    root, source = Path(__file__).parents[2], hashlib.sha256()
-    for file in sorted(path for kind in ("*.py", "*.h", "*.cpp") for path in root.rglob(kind)):
-        source.update(file.read_bytes())
-    return {name: importlib.metadata.version(name) for name in ("torch", "transformers")} | {
-        "engine": source.hexdigest()[:16],
-        "kernels": kernels,
-    }
+    return code_versions(".") | {"kernels": kernels}

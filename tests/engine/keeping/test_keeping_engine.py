@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import Completion, Engine, EngineConfig, Request, plan_prefix_groups
+from engine.code_versions import code_versions
 from engine.errors import BusyError, ConfigError
 from engine.execution.step_record import StepRecord
 from engine.keeping import keeping_engine, kept_run, prefix_keeper
@@ -175,8 +176,8 @@ def test_prefixes_of_another_version_are_not_found(
     requests, kept = ask(range(8, 11), [1, 2]), tmp_path / "kept"
     _, num_first = run(keeping(tiny_llama, kept), requests)
     assert run(keeping(tiny_llama, kept), requests)[1] < num_first / 2
-    monkeypatch.setattr(keeping_engine, "_code_digest", keeping_engine._code_digest.__wrapped__)  # not cached
-    monkeypatch.setattr(keeping_engine, "version", lambda package: "0.0")
+    monkeypatch.setattr(keeping_engine, "code_versions", code_versions.__wrapped__)  # not cached
+    monkeypatch.setattr("engine.code_versions.version", lambda package: "0.0")
     assert run(keeping(tiny_llama, kept), requests)[1] == num_first
 
 
