@@ -412,17 +412,26 @@ class LoggedSession:
         self.loaded.discard(name)
 
 
-def test_engines_in_turn_get_the_same_prompts_and_are_never_in_memory_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def tiny_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison takes a tiny model's shape for that of its model."""
     write_checkpoint(tmp_path / "model", SHAPES["tiny"])
     shape = read_model_shape(tmp_path / "model", "float32")
     monkeypatch.setattr(comparison, "read_model_shape", lambda *_: shape)
+
+
+def compare_pair(session: LoggedSession, batches: list[Batch], in_turn: bool) -> list[tuple[str, Any]]:
+    """What a comparison of two engines reports."""
+    arguments = argparse.Namespace(dtype="float32", kv_tokens=128, orders=["shuffled"], repeats=2, in_turn=in_turn)
+    return list(comparison.measure(session, PEERS[:2], batches, arguments))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("tiny_shape")
+def test_engines_in_turn_get_the_same_prompts_and_are_never_in_memory_together() -> None:
     found = []
     for in_turn in (False, True):
         session = LoggedSession()
-        arguments = argparse.Namespace(dtype="float32", kv_tokens=128, orders=["shuffled"], repeats=2, in_turn=in_turn)
-        report = list(comparison.measure(session, PEERS[:2], [case_1_batch(), case_1_batch()], arguments))  # type: ignore[arg-type]
+        report = compare_pair(session, [case_1_batch(), case_1_batch()], in_turn)
         assert session.most_loaded == (1 if in_turn else 2)
         names = [peer.name for peer in PEERS[:2]]
         workloads = [value for part, value in report if part == "workloads"][-1]
@@ -434,14 +443,11 @@ def test_engines_in_turn_get_the_same_prompts_and_are_never_in_memory_together(
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.usefixtures("tiny_shape")
 def test_an_engine_that_was_ended_is_loaded_again_for_the_next_workload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_turn: bool
+    monkeypatch: pytest.MonkeyPatch, in_turn: bool
 ) -> None:
     """One workload takes too long; the engine may be fast enough for the others."""
-    write_checkpoint(tmp_path / "model", SHAPES["tiny"])
-    shape = read_model_shape(tmp_path / "model", "float32")
-    monkeypatch.setattr(comparison, "read_model_shape", lambda *_: shape)
-    arguments = argparse.Namespace(dtype="float32", kv_tokens=128, orders=["shuffled"], repeats=2, in_turn=in_turn)
     slow = case_1_batch()
     run = CountingEngine.run
 
@@ -453,7 +459,7 @@ def test_an_engine_that_was_ended_is_loaded_again_for_the_next_workload(
         return run(engine, work, timeout_seconds)
 
     monkeypatch.setattr(CountingEngine, "run", run_once)
-    report = list(comparison.measure(LoggedSession(), PEERS[:2], [slow, slow], arguments))  # type: ignore[arg-type]
+    report = compare_pair(LoggedSession(), [slow, slow], in_turn)
     first, second = [value for part, value in report if part == "workloads"][-1]
     for peer in PEERS[:2]:
         assert "failure" in first["engines"][peer.name]
@@ -461,17 +467,12 @@ def test_an_engine_that_was_ended_is_loaded_again_for_the_next_workload(
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
-def test_engines_that_cannot_be_loaded_do_not_keep_others_from_being_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_turn: bool
-) -> None:
-    write_checkpoint(tmp_path / "model", SHAPES["tiny"])
-    shape = read_model_shape(tmp_path / "model", "float32")
-    monkeypatch.setattr(comparison, "read_model_shape", lambda *_: shape)
-    arguments = argparse.Namespace(dtype="float32", kv_tokens=128, orders=["shuffled"], repeats=2, in_turn=in_turn)
+@pytest.mark.usefixtures("tiny_shape")
+def test_engines_that_cannot_be_loaded_do_not_keep_others_from_being_measured(in_turn: bool) -> None:
     first, second = PEERS[:2]
 
     def measure(*broken: str) -> list[tuple[str, Any]]:
-        return list(comparison.measure(LoggedSession(*broken), PEERS[:2], [case_1_batch()], arguments))  # type: ignore[arg-type]
+        return compare_pair(LoggedSession(*broken), [case_1_batch()], in_turn)
 
     assert [value for part, value in measure(first.name) if part == "measured"] == [(0, [second.name])]
     with pytest.raises(PeerError, match=f"no figures: {first.name}: out of everything; {second.name}: out of"):

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -206,19 +206,26 @@ def test_what_workers_finished_for_a_run_that_died_is_taken_by_the_next(
     assert (rest.num_rows, rest.num_ok) == (12, 12), "the run that died knew another model"
 
 
+@contextmanager
+def out_of_reach(folder: Path) -> Iterator[None]:
+    """During the block a file is in place of a store's folder."""
+    away = folder.rename(folder.with_name("away"))
+    folder.touch()
+    yield
+    folder.unlink()
+    away.rename(folder)
+
+
 def test_a_run_that_died_waits_while_its_store_is_out_of_reach(
     nights: Any, tmp_path: Path, temporary_folder: Path, prefect_server: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared, folder = Shared(nights, tmp_path, f"file://{tmp_path}/objects"), tmp_path / "objects"
     (part,) = shared.answer(1)
     PROCESS_HOST.release()
-    folder.rename(away := tmp_path / "away")
-    folder.touch()
-    recover_runs(nights.path)
+    with out_of_reach(folder):
+        recover_runs(nights.path)
     assert f"its answers stay in {shared.run.folder}: what its workers have answered is out of reach" in caplog.text
     assert nights.sql("select count(*) from runs") == [(0,)]
-    folder.unlink()
-    away.rename(folder)
     recover_runs(nights.path)
     assert nights.sql("select num_ok from runs") == [(part.num_rows,)]
     assert list(folder.iterdir()) == []
@@ -232,12 +239,9 @@ def test_a_run_that_ends_waits_while_its_store_is_out_of_reach(
     shared, folder = Shared(nights, tmp_path, f"file://{tmp_path}/objects"), tmp_path / "objects"
     (part,) = shared.answer(1)
     PROCESS_HOST.release()
-    folder.rename(away := tmp_path / "away")
-    folder.touch()
-    stop_run(shared.run, load_workload("snippets"), error)
+    with out_of_reach(folder):
+        stop_run(shared.run, load_workload("snippets"), error)
     assert f"its answers stay in {shared.run.folder}: what its workers have answered is out of reach" in caplog.text
-    folder.unlink()
-    away.rename(folder)
     recover_runs(nights.path)
     status = "failed" if isinstance(error, Exception) else "interrupted"
     assert nights.sql("select status, num_ok from runs") == [(status, part.num_rows)]
