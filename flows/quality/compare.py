@@ -131,7 +131,9 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         answers = [read_answers(*given) for given in zip(both, requests, tokens, parts, strict=True)]
         rows = [PairedRow(*pair) for pair in zip(*answers, strict=True)]
         differences = [] if gold is None else compare_with_gold(source.database, gold, both, rows)
-        lengths = [[row.num_output_tokens for row in side if row.error is None] for side in answers]
+        lengths = [
+            [row.num_output_tokens for row in side if row.error is None or row.num_output_tokens] for side in answers
+        ]
         answered = AnsweredSample(job=job, output_tokens=lengths, steps=runs[0][1].list_steps())
         return PromptDiff(
             names=names,

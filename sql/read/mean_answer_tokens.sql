@@ -15,7 +15,7 @@ with newest as (
 answers as (
     select num_output_tokens, run_id in (select run_id from newest) as is_newest
     from {table}
-    where status = 'ok' and num_output_tokens is not null
+    where (status = 'ok' or finish_reason = 'length') and num_output_tokens is not null -- a cut answer was decoded, too
 )
 
 select

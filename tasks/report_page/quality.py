@@ -24,7 +24,7 @@ FAINTEST, DARKEST = 0.1, 0.48
 
 def draw_quality(facts: RunFacts) -> dict[str, Picture]:
     """The pictures by the slug of their figure; empty if the answers were not evaluated."""
-    shares = [each for each in facts.metrics if not each.label and each.metric != "mean_absolute_error"]
+    shares = [each for each in facts.metrics if not each.label and not each.metric.startswith("mean_absolute_error")]
     pictures = {"metrics": _draw_metrics(shares)} if shares else {}
     for number, (_, bins) in enumerate(by_column(facts.calibration), start=1):
         pictures[f"reliability-{number}"] = _draw_reliability(bins)

@@ -367,3 +367,14 @@ def test_answers_are_expected_to_be_as_long_as_those_of_the_newest_runs(night: A
         )
         mean = {0: 40, 1: 30, 2: round((3000 * 30 + 900 * 20) / 3900), 3: round((900 * 20 + 200 * 9) / 1100)}[day]
         assert read_answer_length(night.path, workload).num_tokens == mean
+
+
+def test_an_answer_cut_at_its_limit_counts_as_long_as_it_was_decoded(night: Any) -> None:
+    """It is an error row where it must be whole, as JSON must."""
+    workload = load_workload("snippets")
+    night.sql(
+        "insert into snippets by name select status, finish_reason, num_output_tokens"
+        " from (values ('ok', 'eos', 10), ('error', 'length', 40), ('error', 'invalid', null))"
+        " as answers(status, finish_reason, num_output_tokens)"
+    )
+    assert read_answer_length(night.path, workload) == AnswerLength(num_tokens=25, num_earlier_answers=2)

@@ -23,9 +23,10 @@ def test_intervals_stay_between_names_and_values(low: float, high: float) -> Non
     assert (float(dot) - begin) / width == pytest.approx((0.2 - low) / (high - low), abs=0.01)
 
 
+@pytest.mark.parametrize("metric", ["mean_absolute_error", "mean_absolute_error with 20260102T020000-mails-1a2b3c"])
 @pytest.mark.parametrize("value", [0.5, 9.0])
-def test_an_error_in_the_answers_own_unit_is_not_drawn_among_shares(value: float) -> None:
-    error = SimpleNamespace(column_name="n", label=None, metric="mean_absolute_error", value=value, low=0.1, high=900)
+def test_an_error_in_the_answers_own_unit_is_not_drawn_among_shares(value: float, metric: str) -> None:
+    error = SimpleNamespace(column_name="n", label=None, metric=metric, value=value, low=0.1, high=900)
     share = SimpleNamespace(column_name="topic", label=None, metric="accuracy", value=0.9, low=0.8, high=0.95)
     marks = str(draw_quality(SimpleNamespace(metrics=[error, share], calibration=[], confusion=[]))["metrics"].content)  # type: ignore[arg-type]
     assert re.findall(r'class="name end">([^<]+)', marks) == ["topic: accuracy"]
