@@ -110,6 +110,12 @@ def read_answers(
     ]
 
 
+def list_answer_lengths(rows: Sequence[AnsweredRow]) -> list[int]:
+    """The output tokens of each decoded answer, in the order of `rows`: also of answers cut at their limit, whose rows
+    may be error rows. A row that the model did not answer has none."""
+    return [row.num_output_tokens for row in rows if row.error is None or row.num_output_tokens]
+
+
 def _read_columns(kind: AnswerKind, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The values of the output table's columns from the answers to one row's requests, as parts hold them."""
     values = {

@@ -31,7 +31,7 @@ from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy
-from tasks.sample import choose_rows, read_answers
+from tasks.sample import choose_rows, list_answer_lengths, read_answers
 from tasks.storage.artifact import runs_folder
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.row_numbers import write_joined
@@ -131,9 +131,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         answers = [read_answers(*given) for given in zip(both, requests, tokens, parts, strict=True)]
         rows = [PairedRow(*pair) for pair in zip(*answers, strict=True)]
         differences = [] if gold is None else compare_with_gold(source.database, gold, both, rows)
-        lengths = [
-            [row.num_output_tokens for row in side if row.error is None or row.num_output_tokens] for side in answers
-        ]
+        lengths = [list_answer_lengths(side) for side in answers]
         answered = AnsweredSample(job=job, output_tokens=lengths, steps=runs[0][1].list_steps())
         return PromptDiff(
             names=names,

@@ -13,7 +13,7 @@ from tasks.recover import discard, stop_run
 from tasks.runs.infer_job import Member
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
-from tasks.sample import Sample, choose_rows, read_answers
+from tasks.sample import Sample, choose_rows, list_answer_lengths, read_answers
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.scratch_folder import scratch_folder
 from tasks.workloads.workload import Workload
@@ -63,7 +63,7 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
 def _show(night: Night, workload: Workload, run: Run, sample: Sample, plan: ArtifactRef) -> None:
     """Show the answers, and the forecast for all rows, whose plan is given, if it can be computed."""
     rows = read_answers(workload, sample.requests, run.artifacts["tokens"], run.list_parts())
-    output_tokens = [row.num_output_tokens for row in rows if row.error is None or row.num_output_tokens]
+    output_tokens = list_answer_lengths(rows)
     job = night.make_job(run.artifacts["plan"], Member(run_folder=run.folder, workload=workload))
     answered = AnsweredSample(job=job, output_tokens=[output_tokens], steps=run.list_steps())
     shown = (workload.name, sample, rows, forecast_rows(night, plan, workload, output_tokens, answered))

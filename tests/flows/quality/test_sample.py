@@ -21,7 +21,7 @@ from flows.quality.sample_page import render_sample, show_value
 from flows.quality.text_page import publish_page
 from sql import statement
 from tasks.forecast.sampled import mean_of
-from tasks.sample import AnsweredRow, Sample
+from tasks.sample import AnsweredRow, Sample, list_answer_lengths
 from tasks.storage.artifact import ArtifactRef, write_parquet
 from tests.flows.test_row_errors import spoiled
 
@@ -221,3 +221,11 @@ def test_a_sample_stopped_while_it_is_shown_keeps_its_answers(nights: Any, monke
     monkeypatch.setattr("flows.quality.sample.render_sample", stop)
     assert run_flow(nightly, [*nights.inputs, *ENGINE, "--workload", "snippets", "--sample", "2", "--keep"]) == 130
     assert nights.sql("select status, num_ok from runs") == [("interrupted", 2)]
+
+
+def test_the_lengths_of_answers_include_those_of_cut_ones_but_no_row_that_was_not_answered() -> None:
+    rows = [
+        AnsweredRow(key={}, answer={}, error=error, num_prompt_tokens=9, num_output_tokens=num_tokens)
+        for error, num_tokens in [(None, 5), ("cut at 40 tokens", 40), ("the prompt is too long", 0), (None, 0)]
+    ]
+    assert list_answer_lengths(rows) == [5, 40, 0]
