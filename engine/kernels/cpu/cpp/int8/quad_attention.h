@@ -45,7 +45,8 @@ struct alignas(64) QuadWorkspace {
   float key_scales[CHUNK + MARGIN], value_scales[CHUNK + MARGIN];
   float largest_scale[CHUNK + MARGIN];            // largest value scale up to each token
   uint8_t weights[2][2 * ROWS * CHUNK];           // high and low bytes
-  int8_t values[CHUNK * MAX_DIM];                 // of a chunk: [CHUNK / 4][D][4]
+  const int8_t* quads[CHUNK / 4];                 // where the values [D][4] of each four tokens of a chunk are
+  int8_t values[CHUNK * MAX_DIM];                 // [CHUNK / 4][D][4]: quads that are not in the KV; for tiles all of them
   int32_t products[2][2][ROWS * 16];              // of high and low bytes; two buffers, used alternately
   int32_t shared_sums[ROWS * MAX_DIM];            // of weights times values of tokens that all members see
   float out[ROWS * MAX_DIM];
@@ -100,22 +101,24 @@ struct QuadAttend {
     return num_pieces;
   }
 
-  // Prefetches a sub-block of keys or values.
+  // Prefetches a sub-block of keys or values; from its end, which takes less time on Zen 4.
   void fetch(const int8_t* sub_block) const {
-    for (int64_t i = 0; i < sub_block_bytes(dim); i += 64) __builtin_prefetch(sub_block + i, 0, 2);
+    for (int64_t i = sub_block_bytes(dim) - 64; i >= 0; i -= 64) __builtin_prefetch(sub_block + i, 0, 2);
   }
 
   // The end of the tokens that any row of the member sees.
   int64_t end_of(const Member& m) const { return m.visible + (m.is_causal ? (m.num_rows - 1) / group : 0); }
 
-  // Finds the pieces of a member's chunk that starts at token `first`, but for the chunk's first `num_shared` tokens, and
-  // prefetches them if they are cold.
-  void place(Member& m, const int8_t* keys, const int8_t* values, int head, int64_t first, int num_shared,
-             bool is_cold) const {
+  // Finds the pieces of a member's chunk that starts at token `first`, but for the chunk's first `num_shared` tokens.
+  void place(Member& m, const int8_t* keys, const int8_t* values, int head, int64_t first, int num_shared) const {
     const int64_t end = std::min(end_of(m), first + CHUNK);
     m.num_pieces = find_pieces(m.pieces, keys, values, m.tables, head, first, first + num_shared, end);
     m.count = int(end - first);
-    for (int i = 0; is_cold && i < m.num_pieces; i++) fetch(m.pieces[i].keys), fetch(m.pieces[i].values);
+  }
+
+  // Prefetches the keys of a member's pieces, or those `num_heads` heads further on.
+  void fetch_keys(const Member& m, int num_heads = 0) const {
+    for (int i = 0; i < m.num_pieces; i++) fetch(m.pieces[i].keys + num_heads * (block_size / SUB * sub_block_bytes(dim)));
   }
 
   // Computes the chunks from token `first` to the end for a single member.
@@ -125,17 +128,25 @@ struct QuadAttend {
   }
 
   // Computes a member's chunk. On tiles, one half of the rows follows the other: what a half needs stays in the first-level
-  // cache. Vectors would take longer for two times 16 rows than for 32.
+  // cache. Vectors would take longer for two times 16 rows than for 32. What is cold is prefetched shortly before it is used:
+  // values during the products with keys, the next head's keys during those with values.
   __attribute__((noinline)) void run_chunk(QuadWorkspace& w, Member& m, const int8_t* keys, const int8_t* values,
                                            int head, int64_t first, bool is_cold) const {
-    place(m, keys, values, head, first, 0, is_cold);
-    load_scales(w, m, first);
-    for (int i = 0; i < m.num_pieces; i++) gather_values(w.values, m.pieces[i]);
+    place(m, keys, values, head, first, 0);
+    if (is_cold) fetch_keys(m);
     const int step = use_tiles ? ROWS / 2 : ROWS;
     for (int row = 0; row < m.num_rows; row += step) {
       const int end = std::min(m.num_rows, row + step);
+      const bool is_first = row == 0;
+      for (int i = 0; i < m.num_pieces; i++) {
+        if (is_cold && is_first) fetch(m.pieces[i].values);
+        score(w, m.pieces[i], m.first_row + row, end - row, m.first_row + row);
+      }
+      if (is_first) load_scales(w, m, first);
       weigh_rows(w, m, first, row, end, m.first_row + row);
       merge_sums(w, m.first_row + row, m.first_row + end);
+      for (int i = 0; is_first && i < m.num_pieces; i++) gather_values(w, m.pieces[i]);
+      if (is_cold && is_first && head + 1 < num_kv_heads) fetch_keys(m, 1);
       add_values(w, m.first_row + row, end - row, 0, m.count, false);
     }
   }
@@ -150,7 +161,8 @@ struct QuadAttend {
         find_pieces(shared, keys, values, members->tables, head, first, first, first + num_shared);
     int num_rows = 0;
     for (Member* m = members; m < members + num_members; m++) {
-      place(*m, keys, values, head, first, num_shared, true);
+      place(*m, keys, values, head, first, num_shared);
+      fetch_keys(*m);
       num_rows += m->num_rows;
     }
     for (int i = 0; i < num_shared_pieces; i++) {
@@ -158,20 +170,25 @@ struct QuadAttend {
       load_piece_scales(w, shared[i]);
     }
     for (const Member* m = members; m < members + num_members; m++) {
+      for (int i = 0; i < m->num_pieces; i++) {
+        fetch(m->pieces[i].values);
+        score(w, m->pieces[i], m->first_row, m->num_rows, 0);
+      }
       load_scales(w, *m, first);
       weigh_rows(w, *m, first, 0, m->num_rows, 0);
     }
     merge_sums(w, 0, num_rows);
+    const int unit = use_tiles ? 64 : 4, own = num_shared / unit * unit;  // products take whole units of tokens
     if (num_shared) {
-      for (int i = 0; i < num_shared_pieces; i++) gather_values(w.values, shared[i]);
-      const int end = (num_shared + 63) / 64 * 64;
+      for (int i = 0; i < num_shared_pieces; i++) gather_values(w, shared[i]);
+      const int end = (num_shared + unit - 1) / unit * unit;
       clear_values(w, num_shared, end);
       add_values(w, 0, num_rows, 0, end, true);
-      clear_values(w, num_shared / 64 * 64, num_shared);
+      clear_values(w, own, num_shared);
     }
     for (const Member* m = members; m < members + num_members; m++) {
-      for (int i = 0; i < m->num_pieces; i++) gather_values(w.values, m->pieces[i]);
-      add_values(w, m->first_row, m->num_rows, num_shared / 64 * 64, m->count, false, num_shared);
+      for (int i = 0; i < m->num_pieces; i++) gather_values(w, m->pieces[i]);
+      add_values(w, m->first_row, m->num_rows, own, m->count, false, num_shared);
     }
   }
 
@@ -190,7 +207,6 @@ struct QuadAttend {
   // `base` of the tile.
   __attribute__((noinline)) void weigh_rows(QuadWorkspace& w, const Member& m, int64_t first, int row, int end,
                                             int base) const {
-    for (int i = 0; i < m.num_pieces; i++) score(w, m.pieces[i], m.first_row + row, end - row, base);
     // In two passes over the rows, so that the reductions of different rows overlap.
     for (int r = row; r < end; r++) scale_row(w, m.first_row + r, seen_by(m, r, first), base);
     for (int r = row; r < end; r++) weigh_row(w, m.first_row + r, seen_by(m, r, first), m.count, base);
@@ -352,36 +368,46 @@ struct QuadAttend {
     }
   }
 
-  // Copies the values of a piece to their positions in the chunk, in quads along the chunk's tokens. Tokens after the piece
-  // in its last quad are overwritten later, or have weight 0.
-  void gather_values(int8_t* to, const Piece& piece) const {
+  // Finds the values of a piece, in quads along the chunk's tokens. Copies quads that the KV does not have like that, and for
+  // tiles all of them. Tokens after the piece in its last quad are replaced later, or have weight 0.
+  void gather_values(QuadWorkspace& w, const Piece& piece) const {
     const int shift = (piece.first - piece.at) & 3;  // offset of the sub-block's quads against the chunk's, in tokens
     for (int at = piece.at / 4 * 4; at < piece.at + piece.count; at += 4) {
       const int first = at - piece.at + piece.first - shift;  // the sub-block's quad; with a shift also the next one
-      const int8_t* from = piece.values + first * dim;
+      const int8_t *from = piece.values + first * dim, *next = from + 4 * dim, *before = w.quads[at / 4];
       const bool is_low = first >= 0, is_high = shift && first + 4 < SUB;
       const uint32_t kept = at < piece.at ? (1u << 8 * (piece.at - at)) - 1 : 0;  // bytes of the previous piece
-      if (!shift && !kept) {
-        for (int d = 0; d < 4 * dim; d += 64) store_ints(to + at * dim + d, load_ints(from + d));
-        continue;
-      }
-      for (int d = 0; d < 4 * dim; d += 64) {
-        const Bits low = is_low ? Bits(load_ints(from + d)) >> 8 * shift : Bits{};
-        const Bits high = is_high ? Bits(load_ints(from + 4 * dim + d)) << (32 - 8 * shift) : Bits{};
-        store_ints(to + at * dim + d, Ints((Bits(load_ints(to + at * dim + d)) & kept) | ((low | high) & ~kept)));
+      if (shift || kept) {
+        replace_quad(w, at / 4, [=](int d) {
+          const Bits low = is_low ? Bits(load_ints(from + d)) >> 8 * shift : Bits{};
+          const Bits high = is_high ? Bits(load_ints(next + d)) << (32 - 8 * shift) : Bits{};
+          return kept ? Ints((Bits(load_ints(before + d)) & kept) | ((low | high) & ~kept)) : Ints(low | high);
+        });
+      } else if (use_tiles) {
+        replace_quad(w, at / 4, [=](int d) { return load_ints(from + d); });
+      } else {
+        w.quads[at / 4] = from;
       }
     }
   }
 
-  // Zeroes the values of tokens [first, end) of a chunk.
+  // The values of a quad from byte d on become f(d), in the workspace.
+  template <typename F>
+  void replace_quad(QuadWorkspace& w, int quad, F f) const {
+    const int size = 4 * dim;
+    int8_t* to = w.values + quad * size;
+    for (int d = 0; d < size; d += 64) store_ints(to + d, f(d));
+    w.quads[quad] = to;
+  }
+
+  // Zeroes the values of tokens [first, end) of a chunk; end is a multiple of 4, or its quad's other values are not used.
   void clear_values(QuadWorkspace& w, int first, int end) const {
     if (first % 4 && first < end) {
-      const uint32_t kept = (1u << 8 * (first % 4)) - 1;
-      int8_t* quads = w.values + first / 4 * 4 * dim;
-      for (int d = 0; d < 4 * dim; d += 64) store_ints(quads + d, load_ints(quads + d) & int32_t(kept));
+      const int8_t* before = w.quads[first / 4];
+      const int32_t kept = (1 << 8 * (first % 4)) - 1;
+      replace_quad(w, first / 4, [=](int d) { return load_ints(before + d) & kept; });
     }
-    const int next = (first + 3) / 4 * 4;
-    if (next < end) std::memset(w.values + next * dim, 0, size_t((end - next + 3) / 4 * 4) * dim);
+    for (int quad = (first + 3) / 4; quad * 4 < end; quad++) replace_quad(w, quad, [](int) { return Ints{}; });
   }
 
   // Weights times values of tokens [begin, end) of a chunk. Products of tokens that `are_shared` are kept in shared_sums;
@@ -460,14 +486,13 @@ struct QuadAttend {
 
   void weigh_vectors(const QuadWorkspace& w, int32_t (&to)[2][ROWS * 16], int first_row, int num_rows, int begin, int end,
                      int d) const {
-    const int size = dim;
     for (int part = 0; part < 2; part += QUAD_HALVES) {
       by_rows<QUAD_ROWS>(num_rows, [=, &w, &to](auto rows, int first) {
         const int at = (first_row + first) * CHUNK;
         QuadSums<rows, 1> sums[QUAD_HALVES]{};
         for (int token = begin; token < end; token += 4)
           for (int i = 0; i < QUAD_HALVES; i++)
-            sums[i].add(w.weights[part + i] + at + token, CHUNK, w.values + token * size + d * 4, 0);
+            sums[i].add(w.weights[part + i] + at + token, CHUNK, w.quads[token / 4] + d * 4, 0);
         for (int i = 0; i < QUAD_HALVES; i++) sums[i].store(to[part + i] + first * 16, 16);
       });
     }

@@ -16,11 +16,14 @@ inline void pack_queries(QuadWorkspace& w, const bf16* query, int64_t stride, in
     Lanes most = {};
     for (int d = 0; d < a.dim; d += 16) most = larger_magnitude(most, load_lanes(from + d));
     const float largest = largest_lane(most), inverse = inverse_scale(largest);
-    int32_t sum = 0;
-    for (int d = 0; d < a.dim; d += 16) store_bytes(w.q + r * a.dim + d, to_bytes(load_lanes(from + d), inverse) ^ 128);
-    for (int d = 0; !a.use_tiles && d < a.dim; d++) sum += w.q[r * a.dim + d];
+    Bits sums = {};  // of bytes, 128 too large each
+    for (int d = 0; d < a.dim; d += 16) {
+      const Bits bytes = to_bytes(load_lanes(from + d), inverse) & 255;
+      sums += bytes;
+      store_bytes(w.q + r * a.dim + d, bytes ^ 128);
+    }
     w.factor[r] = std::max(byte_scale(largest) * a.scale, 1e-20f);  // not 0: times that, masked scores would count, too
-    w.offset[r] = -128 * sum;
+    w.offset[r] = 128 * (128 * a.dim - int(sum_lanes(to_lanes(Ints(sums)))));
     w.top[r] = -1e30f, w.sum[r] = 0;
   }
   std::memset(w.out, 0, size_t(count * a.group) * a.dim * sizeof(float));
