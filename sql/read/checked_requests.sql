@@ -10,7 +10,7 @@
 --          the fields), $has_priority, $workload_digest, $model_digest, $questions (digests of the questions that each
 --          row is asked; empty if a row makes one request)
 
-with requested as (
+with requested as not materialized (
     select {columns}, error, (case when $has_priority then {priority} end)::bigint as row_priority
     from (
         from query($requests_sql)
@@ -71,7 +71,7 @@ reasoned as (
     from listed
 ),
 
-keyed as (
+keyed as not materialized (
     select
         reasoned.* exclude (reason),
         batchloom_row_layouts.part_order as row_layout,
@@ -89,6 +89,15 @@ keyed as (
         ) as content_key
     from reasoned
     left join batchloom_row_layouts using (request_key)
+),
+
+-- the latest view may show a content that is gone; the query runs again only if keys have several contents
+kept as (
+    select keyed.request_key, count(distinct keyed.content_key) as num_contents
+    from keyed
+    inner join batchloom_newest_answers as several using (request_key, content_key)
+    where several.num_contents > 1
+    group by keyed.request_key
 ),
 
 final as (
@@ -110,8 +119,11 @@ final as (
         )::integer[] as open_questions,
         create_sort_key(keyed.request_key, 'asc nulls last', keyed.content_key, 'asc nulls last') as whole_key
     from keyed
+    left join kept using (request_key)
     left join batchloom_newest_answers as newest_answers  -- a correlated exists would hold all texts in memory
-        on newest_answers.request_key = keyed.request_key and newest_answers.content_key = keyed.content_key
+        on newest_answers.request_key = keyed.request_key
+        and newest_answers.content_key = keyed.content_key
+        and newest_answers.num_contents = coalesce(kept.num_contents, 1)
     left join (select distinct request_key from batchloom_newest_answers) as answered
         on answered.request_key = keyed.request_key
 )

@@ -6,6 +6,7 @@
 create or replace temp table batchloom_newest_answers (
     request_key varchar[],
     content_key varchar,
+    num_contents bigint,
     is_settled boolean,
     settled varchar[]
 )

@@ -86,6 +86,22 @@ def test_its_views_follow_the_query(tickets: Any, topics: Path) -> None:
     assert [row["ticket_id"] for row in changed.rows()] == ["t-4"]
 
 
+def test_a_deleted_content_of_a_key_is_not_shown_after_the_next_night(tickets: Any, topics: Path) -> None:
+    workload, shown = load_workload(topics), "select label from latest_ticket_topics where ticket_id = 't-1'"
+
+    def answer(row: dict[str, Any]) -> dict[str, Any]:
+        return sort(row) | {"label": "billing" if "charged" in row["message"] else "other"}
+
+    tickets.sql("insert into tickets values ('t-1', 'Card', 'Where is my parcel?')")
+    tickets.run(workload, answer)
+    assert tickets.prepare(workload).read.num_already_done == 5, "both contents stay answered"
+    ((label,),) = tickets.sql(shown)
+    tickets.sql("delete from tickets where ticket_id = 't-1' and (message like '%charged%') = (? = 'billing')", [label])
+    tickets.run(workload, answer)
+    assert tickets.sql(shown) == [("other" if label == "billing" else "billing",)]
+    assert tickets.prepare(workload).read.num_already_done == 4
+
+
 def test_its_views_do_not_depend_on_the_reader_s_time_zone(tickets: Any, topics: Path) -> None:
     """Keys with a time zone are text in UTC in the output table."""
     topics.write_text(BLOCKS["topics.toml"].replace('["ticket_id"]', '["ticket_id", "Opened At"]'))

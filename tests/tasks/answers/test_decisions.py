@@ -168,6 +168,15 @@ def test_a_rows_text_is_computed_once_for_all_its_questions(nights: Nights) -> N
     assert summary.num_cached_tokens >= 2 * sum(length - 2 for length in lengths)
 
 
+def test_all_questions_are_asked_again_where_a_content_of_the_key_is_gone(nights: Nights) -> None:
+    nights.sql("insert into tickets values ('t00', 'other text')")
+    nights.run(nights.load(QUESTIONS))
+    nights.run(nights.load(QUESTIONS))
+    nights.sql("delete from tickets where message = 'other text'")
+    nights.run(nights.load(QUESTIONS))
+    assert nights.num_asked == [len(QUESTIONS) * (NUM_ROWS + 1), 0, len(QUESTIONS)]
+
+
 def test_a_question_that_is_added_is_asked_alone(nights: Nights) -> None:
     two = {name: QUESTIONS[name] for name in ("urgent", "topic")}
     nights.run(nights.load(two))
