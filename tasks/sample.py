@@ -53,14 +53,15 @@ def choose_rows(
     the sample. Raises `ArtifactError` if an artifact is not what its reference says, or the folder cannot be written.
 
     Args:
-        requests, tokens, plan: of all rows of the workload.
+        requests: of the rows to choose from.
+        tokens, plan: of all rows of the workload.
     """
     for ref in (tokens, plan):  # `take_requests` verifies the requests
         open_parquet(ref).close()
     num_questions = len(workload.kind.suffixes)
     how = {"num_rows": num_rows, "seed": SEED, "num_questions": num_questions}
     with open_in_memory(requests.path) as connection:
-        files = {"plan": plan.path, "tokens": tokens.path}
+        files = {"requests": requests.path, "plan": plan.path, "tokens": tokens.path}
         chosen = execute(connection, "sample/choose_rows", files | how).fetchall()
     num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
     row_ids = {"row_ids": [row_id for row_id, _, _ in chosen]}

@@ -14,7 +14,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, DatabaseError
 from flows.command.run_flow import prepare_console, run_flow
 from flows.nights.together import infer_together
 from flows.prediction import forecast_rows, read_and_plan
@@ -24,7 +24,7 @@ from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSett
 from flows.workers import Workers
 from flows.workload_run import Night, begin_run, find_source, hold_night, tokenize_rows
 from tasks.comparison.difference import PromptDiff, check_gold, compare_with_gold, measure_agreement
-from tasks.comparison.paired_rows import PairedRow, check_comparable, list_changed, take_same_rows
+from tasks.comparison.paired_rows import PairedRow, check_comparable, list_changed, take_gold_rows, take_same_rows
 from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.kept import use_kept
 from tasks.partitions.part import count_reasons
@@ -63,7 +63,7 @@ def compare(
         database: DuckDB file with the input tables, and the gold rows if any.
         model: checkpoint folder, GGUF file or Hugging Face hub id of a language model.
         workloads: two workloads with the same key, named or as TOML files: the old one, then the new one.
-        sample: number of rows of the new workload that both answer.
+        sample: number of rows of the new workload that both answer; with gold, of those that it judges.
         gold: table or view with expected values, as for evaluate.
         engine: how the model computes.
         planning: how prompts are grouped by shared prefixes, and how large a partition is.
@@ -105,8 +105,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         names = (f"{first.name} (old)", f"{second.name} (new)")
     check_comparable(first, second)
     first, second = both = (first.bind(source.checkpoint), second.bind(source.checkpoint))
-    if gold is not None:
-        check_gold(source.database, gold, both)
+    gold_keys = None if gold is None else check_gold(source.database, gold, both)
     is_seen = night.workers.settings.runner == "ray"  # by workers on other hosts
     with scratch_folder("compare", runs_folder(source.database) if is_seen else None) as folder:
         whole = begin_run(night, second, folder)
@@ -115,7 +114,12 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
             return PromptDiff(names=names)
         runs = [(workload, begin_run(night, workload, folder)) for workload in both]
         of_first, of_second = (run.folder for _, run in runs)
-        chosen = choose_rows(found.requests, whole.artifacts["tokens"], plan, of_second, num_rows, second).requests
+        asked = found.requests
+        if gold_keys is not None:
+            asked = take_gold_rows(second, asked, gold_keys, folder / "gold.parquet")
+        chosen = choose_rows(asked, whole.artifacts["tokens"], plan, of_second, num_rows, second).requests
+        if gold is not None and not chosen.num_rows:
+            raise DatabaseError(f"no row of gold table {gold!r} can be answered by workload {second.name!r}")
         same = take_same_rows(first, read(source, first, of_first).requests, chosen, of_first / "same.parquet")
         requests = [same, chosen]
         tokens = [tokenize_rows(source, *run, each) for run, each in zip(runs, requests, strict=True)]

@@ -1,8 +1,8 @@
 -- purpose: a sample of the rows to answer, stratified by share degree and prompt length: every n-th row in an order by
 --          both, random within a stratum; the same at every call
 -- grain:   one row per chosen row
--- inputs:  plan and tokens artifacts, as files
--- parameters: $plan, $tokens, $num_rows, $seed, $num_questions (prompts per row)
+-- inputs:  requests (of the rows to choose from), plan and tokens artifacts, as files
+-- parameters: $requests, $plan, $tokens, $num_rows, $seed, $num_questions (prompts per row)
 
 with groups as (
     select group_id, count(distinct row_id // $num_questions) as num_rows
@@ -23,6 +23,7 @@ measured as (
         max(len(tokens.token_ids)) as num_prompt_tokens
     from planned
     inner join read_parquet($tokens) as tokens on tokens.row_id = planned.row_id
+    where planned.row_id // $num_questions in (select requests.row_id from read_parquet($requests) as requests)
     group by all
 ),
 

@@ -1,6 +1,7 @@
 """Compares the answers of two workloads to the same rows: with each other, and with gold rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from sql import statement
 from tasks.comparison.paired_rows import PairedRow, list_values
 from tasks.database.connection import connect, execute, fetch_rows
 from tasks.database.opening import open_in_memory
-from tasks.evaluation.compared_column import list_gold_columns, match_columns
+from tasks.evaluation.compared_column import list_gold_columns
 from tasks.evaluation.evaluation import FEWEST_BOOTSTRAP_ROWS, MOST_REPLICATES, Comparison, Metric
 from tasks.forecast.sampled import SampledForecast
 from tasks.workloads.workload import Workload
@@ -64,12 +65,18 @@ class PromptDiff:
     forecast: SampledForecast | None = None
 
 
-def check_gold(database: str | Path, gold: str, workloads: tuple[Workload, Workload]) -> None:
-    """Check before the work that gold has the columns that both workloads answer. See `compare_with_gold`."""
-    with connect(database, read_only=True) as connection:
-        types = list_gold_columns(connection, gold)
-    for workload in workloads:
-        match_columns(workload, gold, types, _written_types(workload))
+def check_gold(database: str | Path, gold: str, workloads: tuple[Workload, Workload]) -> list[list[str]]:
+    """Check before the work that gold can be compared with the answers of both workloads; returns its keys, as text.
+    See `compare_with_gold`."""
+    with _copy_gold(database, gold) as memory:
+        for workload in workloads:
+            comparison = _begin_side(memory, workload, "")
+            source = f"latest_{workload.output.table}"
+            no_answers = {"run_id": None, "leaves_out_errors": False}
+            comparison.execute("gold/answers", no_answers, target="batchloom_answers", source=source, keys=workload.key)
+            comparison.read_gold(gold, copy="batchloom_gold")
+            execute(memory, "schema/drop_table", table=source)  # the other workload may write to the same one
+        return [key for (key,) in execute(memory, "compare/gold_keys").fetchall()]
 
 
 def compare_with_gold(
@@ -83,6 +90,21 @@ def compare_with_gold(
     Raises:
         DatabaseError: gold cannot be used for one of the workloads, or none of its rows is in the sample.
     """
+    with _copy_gold(database, gold) as memory:
+        for side, workload in enumerate(workloads):
+            comparison, table = _begin_side(memory, workload, SIDES[side]), f"latest_{workload.output.table}"
+            _insert_side(memory, table, side, _written_types(workload), rows, "sample")
+            comparison.create_tables()
+            comparison.take_answers(None)
+            comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
+            execute(memory, "schema/drop_table", table=table)  # the other workload may write to the same one
+        parameters = {"num_replicates": MOST_REPLICATES, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
+        return [Difference(**row) for row in fetch_rows(execute(memory, "compare/differences", parameters))]
+
+
+@contextmanager
+def _copy_gold(database: str | Path, gold: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database in memory with a copy of gold."""
     with connect(database, read_only=True) as connection:
         gold_types = list_gold_columns(connection, gold)
         gold_rows = connection.sql(statement("compare/read_gold"), params={"gold": gold}).to_arrow_table()
@@ -90,17 +112,14 @@ def compare_with_gold(
         memory.register("gold_rows", gold_rows)
         execute(memory, "compare/create_gold", columns=gold_types)
         execute(memory, "compare/insert_gold")
-        for side, workload in enumerate(workloads):
-            types, table = _written_types(workload), f"latest_{workload.output.table}"
-            execute(memory, "schema/create_answers", table=table, keys=workload.key, answers=types)
-            _insert_side(memory, table, side, types, rows, "sample")
-            comparison = Comparison(memory, workload, SIDES[side])
-            comparison.create_tables()
-            comparison.take_answers(None)
-            comparison.compare_with_gold(gold, k=1, copy="batchloom_gold")
-            execute(memory, "schema/drop_table", table=table)  # the other workload may write to the same one
-        parameters = {"num_replicates": MOST_REPLICATES, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
-        return [Difference(**row) for row in fetch_rows(execute(memory, "compare/differences", parameters))]
+        yield memory
+
+
+def _begin_side(memory: duckdb.DuckDBPyConnection, workload: Workload, evaluation_id: str) -> Comparison:
+    """The evaluation of a workload, with an empty table in place of its view of newest answers."""
+    table, types = f"latest_{workload.output.table}", _written_types(workload)
+    execute(memory, "schema/create_answers", table=table, keys=workload.key, answers=types)
+    return Comparison(memory, workload, evaluation_id)
 
 
 def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[PairedRow]) -> list[Metric]:

@@ -72,3 +72,18 @@ def take_same_rows(workload: Workload, requests: ArtifactRef, chosen: ArtifactRe
         ArtifactError: the requests are not what their references say, or `target` cannot be written.
     """
     return take_requests("compare/take_same_rows", requests, {"chosen": chosen.path}, target, keys=workload.key)
+
+
+@task(name="take_gold_rows", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def take_gold_rows(
+    workload: Workload, requests: ArtifactRef, gold_keys: Sequence[Sequence[str]], target: Path
+) -> ArtifactRef:
+    """Write `target`: the requests for rows that gold judges.
+
+    Args:
+        requests: of all rows of the workload.
+        gold_keys: as text.
+    Raises:
+        ArtifactError: the requests are not what their reference says, or `target` cannot be written.
+    """
+    return take_requests("compare/take_gold_rows", requests, {"gold_keys": gold_keys}, target, keys=workload.key)

@@ -210,7 +210,9 @@ class Comparison:
         Args:
             gold, copy, k: see `read_gold` and `evaluate_answers`.
         """
-        for column in self.read_gold(gold, copy):
+        columns = self.read_gold(gold, copy)
+        self.check_matches(gold)
+        for column in columns:
             given: dict[str, Any] = {**self._this, "column": column.name, "true_label": column.true_label}
             if column.kind == "rank":
                 group = {"group": self._workload.key.index(self._workload.kind.rank_within) + 1}
@@ -264,6 +266,9 @@ class Comparison:
             named = self._name_key(key)
             reason = f"{num_rows} rows with {named}; one is expected" if num_rows > 1 else f"a row with {named}"
             raise DatabaseError(f"gold table {gold!r} has {reason}")
+
+    def check_matches(self, gold: str) -> None:
+        """Raise `DatabaseError` if no row of gold, which was read, has an answer."""
         keys, num_matches = self.execute("gold/matching_keys").fetchall()[0]
         if num_matches == 0:
             raise DatabaseError(

@@ -138,14 +138,34 @@ def test_gold_says_which_is_better_with_a_paired_interval(
 
 def test_gold_that_cannot_be_used_is_refused_before_a_row_is_read(nights: Any) -> None:
     nights.sql(
-        "drop table ranking_candidates; create table wrong as select 'q0' as query_id, 'd0' as doc_id, 1 as size"
+        "drop table ranking_candidates; create table wrong as select 'q0' as query_id, 'd0' as doc_id, 1 as size;"
+        "create table twice as select 'q0' as query_id, 'd0' as doc_id, 'yes' as label from range(2);"
+        "create table empty as from twice limit 0; create table nothing as select * replace (null as label) from twice"
+        " limit 1; create table other as select * replace ('maybe' as label) from twice limit 1"
     )
     for gold, message in (
         ("none", "gold 'none': no table or view 'none'"),
+        ("twice", "gold table 'twice' has 2 rows with query_id 'q0', doc_id 'd0'; one is expected"),
+        ("empty", "gold table 'empty' is empty"),
+        ("nothing", "gold table 'nothing' judges nothing: each value of 'label' is NULL"),
+        ("other", "'maybe' is not one of the labels 'yes', 'no'"),
         ("main.wrong", r"gold table 'main\.wrong' has a column 'size', which workload 'ranking' does not answer"),
     ):
         with pytest.raises(DatabaseError, match=message):
             run_compare(nights, "ranking", "ranking", gold=gold)
+
+
+def test_the_sample_is_drawn_from_rows_that_gold_judges(nights: Any) -> None:
+    nights.sql(
+        "create table gold as select query_id, doc_id, 'yes' as label from ranking_candidates order by all limit 2"
+    )
+    found = run_compare(nights, "ranking", "ranking", gold="gold", sample=1)
+    key = found.rows[0].second.key
+    assert nights.sql("from gold where query_id = ? and doc_id = ?", [key["query_id"], key["doc_id"]])
+    assert {each.num_rows for each in found.differences if each.metric == "accuracy"} == {1}
+    nights.sql("update gold set query_id = 'none'")
+    with pytest.raises(DatabaseError, match="no row of gold table 'gold' can be answered by workload 'ranking'"):
+        run_compare(nights, "ranking", "ranking", gold="gold", sample=1)
 
 
 def test_a_model_that_writes_no_text_is_refused_before_a_row_is_read(

@@ -147,7 +147,7 @@ def test_a_sample_holds_each_stratum_in_proportion(tmp_path: Path) -> None:
     tokens = pa.record_batch({"row_id": np.arange(620), "token_ids": [[1] * length for length in lengths.tolist()]})
     files = {
         name: write_parquet(tmp_path / f"{name}.parquet", batch.schema, [batch]).path
-        for name, batch in (("plan", plan), ("tokens", tokens))
+        for name, batch in (("requests", plan), ("plan", plan), ("tokens", tokens))
     }
 
     def choose(num_rows: int, seed: int = 0) -> list[tuple[int, int, int]]:
@@ -178,7 +178,7 @@ def test_rows_of_several_prompts_are_counted_once_as_sharing_a_prefix(tmp_path: 
     tokens = pa.record_batch({"row_id": np.arange(15), "token_ids": [[1] * 9] * 15})
     parameters: dict[str, Any] = {
         name: write_parquet(tmp_path / f"{name}.parquet", batch.schema, [batch]).path
-        for name, batch in (("plan", plan), ("tokens", tokens))
+        for name, batch in (("requests", plan.slice(0, 5)), ("plan", plan), ("tokens", tokens))
     }
     parameters |= {"num_rows": 5, "seed": 0, "num_questions": 3}
     with duckdb.connect() as connection:
