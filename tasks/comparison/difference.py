@@ -27,7 +27,7 @@ ROWS_AT_A_TIME = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """A metric of both workloads' answers on gold rows: its means over the rows, and second minus first with a 95%
-    interval from paired rows; None if there are too few rows for one, or both are equal on each."""
+    interval from paired rows; None if there are too few rows for one, or the difference is equal on each."""
 
     column_name: str
     metric: str
