@@ -9,6 +9,7 @@ import duckdb
 
 from engine.errors import DatabaseError
 from tasks.answers.reserved_names import RESERVED_COLUMNS
+from tasks.answers.thinking import THINKING_COLUMN
 from tasks.database.connection import execute
 from tasks.database.messages import explain
 from tasks.workloads.workload import Workload
@@ -96,10 +97,11 @@ def match_columns(
 
 
 def list_columns(workload: Workload, answer_types: Mapping[str, str]) -> list[ComparedColumn]:
-    """The answers' columns by which two runs are compared: all but probabilities and ranks. `answer_types` has columns
-    and types of the workload's view of newest answers."""
+    """The answers' columns by which two runs are compared: all but probabilities, ranks and thoughts. `answer_types`
+    has columns and types of the workload's view of newest answers."""
     key = [name.lower() for name in workload.key]
     skipped = {*key, *RESERVED_COLUMNS, *(("rank", "score") if workload.kind.score_labels else ())}
+    skipped |= {THINKING_COLUMN} if workload.kind.thinking == "keep" else set()
     return [
         _compare(workload, name, name, "", answer_types)
         for name in answer_types

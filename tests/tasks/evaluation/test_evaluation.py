@@ -325,6 +325,26 @@ def test_rows_that_one_of_two_runs_could_not_answer_are_left_out(database: Path)
 
 
 @pytest.mark.usefixtures("few_replicates")
+def test_thoughts_of_two_runs_are_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "mails.sql").write_text("select id, text from mails")
+    (tmp_path / "mails.toml").write_text(
+        'name = "mails"\nmode = "extract"\nthinking = "keep"\nmax_thinking_tokens = 64\n'
+        'requests_sql = "mails.sql"\nkey = ["id"]\n[prompt]\ntemplate = "{text}"\n'
+        '[output]\ntable = "totals"\n[columns]\ntotal = "INTEGER"\n'
+    )
+    workload, path = load_workload(tmp_path / "mails.toml"), tmp_path / "mails.duckdb"
+    with connect(path, create=True) as connection:
+        connection.execute("create table mails as select '1' as id, 'text' as text")
+        create_schema(connection, workload)
+        connection.execute(
+            "insert into totals by name select '1' as id, 7 as total, r as thinking, 'ok' as status, r as run_id,"
+            " now() as created_at from unnest(['r1', 'r2']) as runs (r)"
+        )
+    metrics = evaluate_answers.fn(path, workload, None, run_id="r2", against="r1").metrics
+    assert {each.column_name for each in metrics} == {"total"}
+
+
+@pytest.mark.usefixtures("few_replicates")
 def test_a_workloads_table_may_have_any_name(database: Path) -> None:
     """Also that of a table which the evaluation itself makes."""
     add_rankings(database, [0.9, 0.2, 0.8, 0.1], run_id="r1")
