@@ -3,13 +3,17 @@
 -- grain:   one row per expected row
 -- inputs:  batchloom_expected_rows, batchloom_answers, macro probability_of_answer
 -- identifiers: {expected}, {answer}, {probability} (batchloom_no_probability if the workload gives none)
--- parameters: $is_nullable (whether null is an answer)
+-- parameters: $is_nullable (whether null is an answer), $question (the answer's name)
 
 create or replace temp table batchloom_pairs as
 select
     expected_rows.request_key,
     case
         when answers.{answer} is not null then 'ok'
+        when not list_contains(
+            list_transform(map_keys(answers.question_states), lambda name: lower(name)), lower($question)
+        )
+            then 'unanswered'
         when answers.status = 'ok' and not $is_nullable then 'unanswered'
         else coalesce(answers.status, 'unanswered')
     end as status,

@@ -253,7 +253,7 @@ class Comparison:
     def _pair(self, column: ComparedColumn) -> None:
         probability = column.probability or "batchloom_no_probability"
         identifiers = {"expected": column.expected, "answer": column.name, "probability": probability}
-        self.execute("gold/pairs", {"is_nullable": column.is_nullable}, **identifiers)
+        self.execute("gold/pairs", {"is_nullable": column.is_nullable, "question": column.name}, **identifiers)
 
     def _insert(self, column: ComparedColumn, reference: str, right: str) -> None:
         parameters = {"column": column.name, "kind": column.kind, "reference": reference, "right": right}

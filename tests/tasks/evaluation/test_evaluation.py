@@ -577,6 +577,10 @@ def test_a_question_that_a_row_was_not_asked_has_no_answer_there(mails: tuple[Pa
     assert (found["urgent", "accuracy", None], found["urgent", "coverage", None]) == (1, 1)
     assert (found["topic", "accuracy", None], found["topic", "coverage", None]) == (1, 0.5)
     assert {label for _, _, label in found} == {None, "true", "billing"}
+    state = "{'digest': 'd', 'finish_reason': 'invalid', 'error': 'too long'}"
+    sql(path, f"update mail_facets set status = 'error', question_states = map {{'tone': {state}}} where id < '2'")
+    found = values_of(evaluate_answers.fn(path, workload, "gold"))
+    assert (found["topic", "accuracy", None], found["topic", "coverage", None]) == (1, 0.5), "another question failed"
     for run_id, other in ((None, "r1"), ("r1", "r2")):
         metrics = evaluate_answers.fn(path, workload, None, run_id=run_id, against=other).metrics
         assert {each.column_name for each in metrics if each.metric == "agreement"} == {"urgent"}
