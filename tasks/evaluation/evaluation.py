@@ -153,6 +153,7 @@ class Comparison:
         self._this = {"evaluation_id": evaluation_id}
         self._table = workload.output.table
         self._latest = f"latest_{self._table}"
+        self._most_rows = 0  # of gold, or of the run that answers are compared with
         if self._latest.lower() not in list_relations(connection):
             raise DatabaseError(f"workload {workload.name!r} has no answers yet: there is no view {self._latest!r}")
         self._answer_types = list_gold_columns(connection, quote_identifier(self._latest))
@@ -212,6 +213,7 @@ class Comparison:
         """
         columns = self.read_gold(gold, copy)
         self.check_matches(gold)
+        self._most_rows = self._count("batchloom_expected_rows")
         for column in columns:
             given: dict[str, Any] = {**self._this, "column": column.name, "true_label": column.true_label}
             if column.kind == "rank":
@@ -229,6 +231,7 @@ class Comparison:
     def compare_with_run(self, run_id: str) -> None:
         """Insert rows with each answer and that of another run, where both are there."""
         self.take_answers(run_id, is_reference=True)
+        self._most_rows = max(self._most_rows, self._count("batchloom_expected_rows"))
         for column in list_columns(self._workload, self._answer_types):
             self._pair(column)
             self._insert(column, run_id, "agreement")
@@ -243,8 +246,7 @@ class Comparison:
 
     def measure(self) -> list[Metric]:
         """Compute, insert and return the metrics of all compared rows, with intervals."""
-        num_rows = self._count("batchloom_expected_rows")
-        num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // num_rows))
+        num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // self._most_rows))
         for name in ("means", "label_metrics", "calibration_metrics"):
             parameters = {"num_replicates": num_replicates, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
             self.execute(f"evaluate/insert_{name}", self._this | parameters)

@@ -724,10 +724,20 @@ def test_thresholds_name_what_misses_them(database: Path) -> None:
             check(text)
 
 
-def test_the_same_rows_give_the_same_intervals(database: Path) -> None:
-    add_rankings(database, np.random.default_rng(1).uniform(0.01, 0.99, 50).tolist())
+def test_the_same_rows_give_the_same_intervals(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer replicates for many rows, and also where they are compared with a run of few rows."""
+    monkeypatch.setattr(evaluation_module, "MOST_DRAWS", 50 * 200)
+    add_rankings(database, [0.5, 0.5], "r0")
+    add_rankings(database, np.random.default_rng(1).uniform(0.01, 0.99, 50).tolist(), day=2)
     add_gold(database, ["yes", "no"] * 25)
-    first, second = (evaluate_answers.fn(database, RANKING, "gold").metrics for _ in range(2))
+    first, second = (
+        [
+            each
+            for each in evaluate_answers.fn(database, RANKING, "gold", against=run).metrics
+            if each.reference == "gold"
+        ]
+        for run in (None, "r0")
+    )
     for one, other in zip(first, second, strict=True):  # sums of threads come in any order
         assert (one.column_name, one.metric, one.label) == (other.column_name, other.metric, other.label)
         assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high), abs=1e-9)
