@@ -51,7 +51,7 @@ def _read_schema(name: str, info: ValidationInfo) -> str:
         schema = json.loads(path.read_text(encoding="utf-8-sig"))
         text = json.dumps(schema, ensure_ascii=False)
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"names {name!r}, and {path} cannot be read: {error}") from error
+        raise ValueError(f"names {name!r}, and {str(path)!r} cannot be read: {error}") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"names {name!r}, which is not JSON: {error}") from error
     except RecursionError as error:

@@ -29,6 +29,9 @@ FOREIGN_KEYS = {
     "decoding": "decoding belongs to modes 'generate' and 'extract'",
     "max_thinking_tokens": "max_thinking_tokens belongs to thinking = 'keep' or 'drop' (modes 'generate', 'extract')",
     "questions": "questions belong to mode 'decide'",
+    "question_template": "question_template belongs to mode 'decide'",
+    "columns": "columns belong to mode 'extract'",
+    "dimensions": "dimensions belongs to mode 'embed'",
 }
 """Keys of one mode, to the message for a file of another mode that has them."""
 

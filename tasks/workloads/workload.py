@@ -36,7 +36,7 @@ def _read_requests_sql(name: str, info: ValidationInfo) -> str:
     refuse_if(Path(name).name != name, f"must be a plain file name, got {name!r}")
     places = [Path(str(folder)) / name for folder in (info.context, Path(__file__).parents[2] / "sql" / "requests")]
     found = [place for place in places if place.is_file()]
-    refuse_if(not found, f"names {name!r}, found neither as {places[0]} nor as {places[1]}")
+    refuse_if(not found, f"names {name!r}, found neither as {str(places[0])!r} nor as {str(places[1])!r}")
     try:
         return found[0].read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -138,6 +138,9 @@ GENERATE_FAULTS = [
     ('name = "titles"', "name = 3", "name must be a string, got 3"),
     ('mode = "generate"', 'mode = "guess"', "'score', 'extract', 'decide' or 'embed', got 'guess'"),
     ('mode = "generate"', 'mode = "generate"\nlabels = ["a", "b"]', "labels belong to mode 'score'"),
+    ("[output]", '[columns]\ntotal = "INTEGER"\n[output]', "columns belong to mode 'extract'"),
+    ("[prompt]", 'question_template = "{question}"\n[prompt]', "question_template belongs to mode 'decide'"),
+    ("[prompt]", "dimensions = 64\n[prompt]", "dimensions belongs to mode 'embed'"),
     ("[prompt]", "max_thinking_tokens = 5\n[prompt]", "max_thinking_tokens belongs to thinking = 'keep' or 'drop'"),
     ('key = ["doc_id"]', "key = []", "key must name one or more different columns"),
     ('key = ["doc_id"]', 'key = "doc_id"', "key must be a list of strings, got 'doc_id'"),
@@ -147,7 +150,9 @@ GENERATE_FAULTS = [
     ('key = ["doc_id"]', 'key = ["Run_ID"]', "key may not use the column name 'Run_ID'"),
     ('key = ["doc_id"]', 'key = ["title"]', "key and the answer columns must all differ"),
     ('"select_titles.sql"', '"../select_titles.sql"', "requests_sql must be a plain file name"),
-    ('"select_titles.sql"', '"absent.sql"', "requests_sql names 'absent.sql', found neither as"),
+    ('"select_titles.sql"', '"absent.sql"', "requests_sql names 'absent.sql', found neither as '/"),
+    ('"select_titles.sql"', r'"a\nb.sql"', r"a\nb.sql' nor as"),
+    ("max_new_tokens = 5", r'schema = "a\nb.json"', r"a\nb.json' cannot be read"),
     ("{extra}", "{extra.x}", "[prompt]: template has a field {extra.x} that is not a plain column name"),
     ("{extra}", "{extra[0]}", "template has a field {extra[0]} that is not a plain"),
     ("{extra}", "{extra:>9}", "{extra:>9} that is not a plain column name; conversions and formats are not"),
@@ -212,6 +217,7 @@ def test_a_fault_is_named(folder: Path, text: str, old: str, new: str, message: 
         load_workload(path)
     assert message in str(caught.value)
     assert str(caught.value).startswith(str(path))
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_decoding_table_of_defaults_is_no_contradiction(folder: Path) -> None:
