@@ -1,6 +1,6 @@
 -- purpose: a reliability diagram: the share of right answers among those with about the same confidence
 -- grain:   one row per evaluation, column and tenth of confidence with at least one row
--- inputs:  evaluated_rows
+-- inputs:  evaluated_rows, macros batchloom_wilson_low and batchloom_wilson_high
 -- parameters: none
 
 create or replace view evaluation_calibration as
@@ -22,7 +22,7 @@ bins as (
         tenth,
         count(*) as num_rows,
         avg(confidence) as mean_confidence,
-        avg(is_right::integer) as share_right
+        count_if(is_right) as num_right
     from binned
     group by all
 )
@@ -33,23 +33,8 @@ select
     tenth,
     num_rows,
     mean_confidence,
-    share_right,
-    -- Wilson's interval, 95%
-    greatest(
-        0,
-        share_right
-        + 1.9208 / num_rows
-        - 1.96 * sqrt(share_right * (1 - share_right) / num_rows + 0.9604 / num_rows ** 2)
-    )
-    / (1 + 3.8416 / num_rows) as low,
-    least(
-        1,
-        (
-            share_right
-            + 1.9208 / num_rows
-            + 1.96 * sqrt(share_right * (1 - share_right) / num_rows + 0.9604 / num_rows ** 2)
-        )
-        / (1 + 3.8416 / num_rows)
-    ) as high
+    num_right / num_rows as share_right,
+    batchloom_wilson_low(num_right, num_rows) as low,
+    batchloom_wilson_high(num_right, num_rows) as high
 from bins
 order by all

@@ -1,7 +1,7 @@
 -- purpose: precision, recall and F1 of each label, their macro mean, and Cohen's kappa; a row whose answer
 --          is an error counts for recall and kappa. Two runs get kappa only.
 -- grain:   one row per reference, column, label (null for all) and metric
--- inputs:  evaluated_rows, macros wilson_low, wilson_high, weight_of and bootstrap_quantile
+-- inputs:  evaluated_rows, macros batchloom_wilson_low, batchloom_wilson_high, weight_of and bootstrap_quantile
 -- parameters: $evaluation_id, $num_replicates, $fewest_rows (of a bootstrap; with fewer there is no interval)
 
 insert into evaluation_metrics by name
@@ -124,8 +124,8 @@ final as (
     select
         * exclude (num_right),
         num_right / num_rows as value,
-        wilson_low(num_right, num_rows) as low,
-        wilson_high(num_right, num_rows) as high
+        batchloom_wilson_low(num_right, num_rows) as low,
+        batchloom_wilson_high(num_right, num_rows) as high
     from shares
     where num_rows > 0
 )

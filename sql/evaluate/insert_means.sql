@@ -1,6 +1,6 @@
 -- purpose: the metrics that are means over rows; those that are shares of rows have Wilson's intervals
 -- grain:   one row per reference, column and measure
--- inputs:  evaluated_rows, macros wilson_low, wilson_high, weight_of and bootstrap_quantile
+-- inputs:  evaluated_rows, macros batchloom_wilson_low, batchloom_wilson_high, weight_of and bootstrap_quantile
 -- parameters: $evaluation_id, $num_replicates, $fewest_rows (of a bootstrap; with fewer there is no interval)
 
 insert into evaluation_metrics by name
@@ -64,8 +64,8 @@ select
     points.column_name,
     points.metric,
     points.value,
-    case when points.is_share then wilson_low(points.total, points.num_rows) else intervals.low end as low,
-    case when points.is_share then wilson_high(points.total, points.num_rows) else intervals.high end as high,
+    case when points.is_share then batchloom_wilson_low(points.total, points.num_rows) else intervals.low end as low,
+    case when points.is_share then batchloom_wilson_high(points.total, points.num_rows) else intervals.high end as high,
     points.num_rows
 from points
 left join intervals

@@ -27,7 +27,7 @@ VIEW_COLUMNS = {
 }
 """Columns by which the views of `CREATED` are told from a user's own views of these names."""
 
-MACROS = ("probability_of_answer", "wilson_low", "wilson_high", "weight_of", "bootstrap_quantile")
+MACROS = ("probability_of_answer", "batchloom_wilson_low", "batchloom_wilson_high", "weight_of", "bootstrap_quantile")
 
 MOST_REPLICATES, FEWEST_REPLICATES = 1000, 100
 FEWEST_BOOTSTRAP_ROWS = 6

@@ -179,14 +179,17 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     """Shares by Wilson's formula, means by the bootstrap: 95% of intervals, within what 400 trials leave to chance."""
     rng = np.random.default_rng(5)
     with duckdb.connect() as connection:
-        for name in ("wilson_low", "wilson_high", "weight_of"):
+        for name in ("batchloom_wilson_low", "batchloom_wilson_high", "weight_of"):
             connection.execute(statement(f"evaluate/macros/{name}"))
         hits = rng.binomial(30, 0.8, 400)
         shares = connection.execute(
-            "select wilson_low(x, 30), wilson_high(x, 30) from (select unnest(?::bigint[]) as x)", [hits.tolist()]
+            "select batchloom_wilson_low(x, 30), batchloom_wilson_high(x, 30) from (select unnest(?::bigint[]) as x)",
+            [hits.tolist()],
         ).fetchall()
         assert 0.90 < np.mean([low <= 0.8 <= high for low, high in shares]) <= 0.99
-        assert connection.execute("select wilson_low(0, 9), wilson_high(9, 9)").fetchone() == pytest.approx((0, 1))
+        assert connection.execute(
+            "select batchloom_wilson_low(0, 9), batchloom_wilson_high(9, 9)"
+        ).fetchone() == pytest.approx((0, 1))
         connection.execute(
             "create table sample as select trial, row, hash('s', trial * 1000 + row) / 18446744073709551616 as x"
             " from range(200) as trials (trial), range(60) as rows (row)"
@@ -203,8 +206,11 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
 def test_intervals_of_a_reliability_diagram_stay_between_0_and_1() -> None:
     """Rounding takes those of 15 wrong rows below, and those of 18 right ones above."""
     with duckdb.connect() as connection:
-        for name in ("evaluated_rows", "calibration_view"):
-            connection.execute(statement(f"evaluate/create_{name}"))
+        for name in (
+            "macros/batchloom_wilson_low", "macros/batchloom_wilson_high", "create_evaluated_rows",
+            "create_calibration_view",
+        ):  # fmt: skip
+            connection.execute(statement(f"evaluate/{name}"))
         connection.execute(
             "insert into evaluated_rows by name select 'e' as evaluation_id, 'gold' as reference,"
             " number::text || is_right as column_name, 0.55 as confidence, is_right"
