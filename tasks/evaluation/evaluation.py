@@ -195,6 +195,7 @@ class Comparison:
         parameters = {"gold": copy or gold, "keys": list(self._workload.key)}
         self.execute("gold/expected_rows", parameters, keys=self._workload.key)
         self._check_keys(gold)
+        self._most_rows = self._count("batchloom_expected_rows")
         num_values = 0
         for column in columns:
             self._pair(column)
@@ -211,10 +212,7 @@ class Comparison:
         Args:
             gold, copy, k: see `read_gold` and `evaluate_answers`.
         """
-        columns = self.read_gold(gold, copy)
-        self.check_matches(gold)
-        self._most_rows = self._count("batchloom_expected_rows")
-        for column in columns:
+        for column in self.read_gold(gold, copy):
             given: dict[str, Any] = {**self._this, "column": column.name, "true_label": column.true_label}
             if column.kind == "rank":
                 group = {"group": self._workload.key.index(self._workload.kind.rank_within) + 1}
@@ -268,14 +266,10 @@ class Comparison:
             named = self._name_key(key)
             reason = f"{num_rows} rows with {named}; one is expected" if num_rows > 1 else f"a row with {named}"
             raise DatabaseError(f"gold table {gold!r} has {reason}")
-
-    def check_matches(self, gold: str) -> None:
-        """Raise `DatabaseError` if no row of gold, which was read, has an answer."""
-        keys, num_matches = self.execute("gold/matching_keys").fetchall()[0]
-        if num_matches == 0:
+        for (key,) in self.execute("gold/unmatched_key").fetchall():
             raise DatabaseError(
                 f"no row of gold table {gold!r} has an answer of workload {self._workload.name!r}; "
-                f"its first is {self._name_key(keys)}"
+                f"its first is {self._name_key(key)}"
             )
 
     def _check_values(self, gold: str, column: ComparedColumn) -> None:
