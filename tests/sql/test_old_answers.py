@@ -68,4 +68,5 @@ def test_the_errors_of_the_last_night_are_found(night: Any) -> None:
     night.sql("insert into documents values ('d3', 'Three', null)")
     night.sql("insert into snippet_requests values ('d3', 'q1')")
     night.run()
-    assert run_block(night.path, "morning", "Asia/Tokyo") == [("snippets", "invalid", "body is NULL", 1)]
+    night.sql("create view failed_triage as select * exclude (workload) from failed_rows")  # as of another workload
+    assert run_block(night.path, "morning", "Asia/Tokyo") == [("invalid", "body is NULL", 1)]
