@@ -95,10 +95,9 @@ class StepMetrics:
     def record(self, step: "Step", answered: Iterable["Sequence"]) -> StepRecord:
         """The record of the next step, given the result of its commit."""
         now = time.perf_counter()
-        duration_ms = (now - self._recorded_at) * 1e3
+        self._recorded_at, duration_ms = now, (now - self._recorded_at) * 1e3
         self.share_time(step, duration_ms)
         record = record_step(step, answered, self._scheduler, number=self._num_steps, duration_ms=duration_ms)
-        self._recorded_at = now
         self._num_steps += 1
         return record
 
@@ -114,5 +113,6 @@ class StepMetrics:
             unpaid_ms[node] = unpaid_ms.get(node, 0.0) + count * ms_per_token
         for sequence, count in work:
             sequence.compute_ms += count * ms_per_token
-            if unpaid_ms and sequence.node is not None:  # decodes, too: a swapped-in one may meet a recomputed prefix
-                sequence.compute_ms += sum(unpaid_ms.pop(node, 0.0) for node in sequence.node.chain())
+        for lowest, members in step.members.items() if unpaid_ms else ():
+            if lowest is not None:  # decodes, too: a swapped-in sequence may meet a recomputed prefix
+                members[0][0].compute_ms += sum(unpaid_ms.pop(node, 0.0) for node in lowest.chain())

@@ -27,6 +27,7 @@ class Step:
         killed: of these, the requests that end with an error.
         is_blocked: a decoding request needs memory of another one, which may not be taken before the steps in flight
             are committed.
+        members: the sequences with work by their prefix node, in row order, each with the number of its next tokens.
         num_output_rows: rows that go through the output layer, numbered from 0 in row order.
         sampled: of these, the rows whose next token is sampled: (sequence, index of the own token that is predicted).
         scored_rows: the others, of sequences that generate nothing: (sequence, first row, number of rows, index of the
@@ -51,6 +52,7 @@ class Step:
     num_preempted: int = 0
     killed: list[Sequence] = field(default_factory=list)
     is_blocked: bool = False
+    members: dict[PrefixNode | None, list[tuple[Sequence, int]]] = field(default_factory=dict)
     num_output_rows: int = 0
     sampled: list[tuple[Sequence, int]] = field(default_factory=list)
     scored_rows: list[tuple[Sequence, int, int, int]] = field(default_factory=list)
@@ -63,7 +65,6 @@ class Step:
     is_computed: bool = False
     is_advanced: bool = False
     left_block_ids: npt.NDArray[np.int32] = field(default_factory=lambda: NO_BLOCKS)
-    _members: dict[PrefixNode | None, list[tuple[Sequence, int]]] = field(default_factory=dict)
     _output_row_counts: list[int] = field(default_factory=list)
 
     @property
@@ -106,7 +107,7 @@ class Step:
             else:
                 sampled.extend((sequence, place + index) for index in range(num_rows))
             row += num_rows
-        self._members, self._output_row_counts = members, counts
+        self.members, self._output_row_counts = members, counts
         self.num_output_rows = row
         self.num_used_blocks = pool.num_used
         self.num_prefix_blocks = pool.num_prefix_blocks
@@ -120,7 +121,7 @@ class Step:
             position = node.start + node.num_computed
             # To a row of a prefix, the whole chain above it is own KV.
             chunks.add(tokens, position, num_earlier=position, block_table=node.chain_block_ids, num_output_rows=0)
-        work = [*chain.from_iterable(self._members.values())]
+        work = [*chain.from_iterable(self.members.values())]
         firsts = [sequence.num_computed for sequence, _ in work]
         chunks.token_ids += [s.own_token_ids[first : first + n] for (s, n), first in zip(work, firsts, strict=True)]
         chunks.first_positions += [sequence.prefix_length + sequence.num_computed for sequence, _ in work]
@@ -131,7 +132,7 @@ class Step:
             ChunkGroup(NO_BLOCKS, 0, len(self.prefixes) + len(members))
             if node is None
             else ChunkGroup(node.chain_block_ids, node.end, len(members))
-            for node, members in self._members.items()
+            for node, members in self.members.items()
         ]
         if self.padded_length:
             chunks, groups = pad_chunks(self, chunks, groups)

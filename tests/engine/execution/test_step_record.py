@@ -94,5 +94,7 @@ def test_a_prefix_computed_again_is_paid_by_a_request_that_goes_on_decoding() ->
     sequence = Sequence(request=request, owners=(0,), node=node)
     metrics = StepMetrics(Scheduler([], pool=BlockPool(1, 1), config=EngineConfig(), swap=None))
     metrics.share_time(Step(block_size=1, room=0, prefixes={node: 4}), 8.0)
-    metrics.share_time(Step(block_size=1, room=0, decodes=[(sequence, 1)]), 1.0)
+    step = Step(block_size=1, room=0, decodes=[(sequence, 1)])
+    step.finalize(BlockPool(1, 1))
+    metrics.share_time(step, 1.0)
     assert sequence.compute_ms == 9.0

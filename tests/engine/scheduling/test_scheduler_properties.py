@@ -1,6 +1,7 @@
 """The scheduler without a model: under all policies, prompts, limits and lengths of answers, promises are kept."""
 
 import random
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import EngineConfig, Request, plan_prefix_groups
+from engine.execution.step_record import StepMetrics
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.admission import make_pool
 from engine.scheduling.policies.packing import PADDED_PACKINGS
@@ -102,6 +104,33 @@ def test_a_run_ends_within_its_limits_and_leaks_nothing(
     assert sorted(answered + killed) == list(range(len(requests)))
     assert pool.num_used == pool.num_prefix_blocks == swap.num_used == 0
     assert sorted(pool.allocate(pool.num_blocks).tolist()) == list(range(pool.num_blocks))
+
+
+@given(workloads(), engine_configs(), st.integers(0, 9), st.integers(0, 8), st.randoms(use_true_random=False))
+def test_each_token_costs_its_share_of_its_step(
+    requests: list[Request], config: EngineConfig, num_spare_blocks: int, num_swap_blocks: int, rng: random.Random
+) -> None:
+    """Of a prefix, to the first sequence below it that computes tokens then, or else later; to the last bit."""
+    most = max(-(-(len(r.token_ids) + r.max_new_tokens) // BLOCK_SIZE) + 1 for r in requests)
+    pool = make_pool(config, most + num_spare_blocks)
+    swap = SwapSpace(CountedStore(), num_swap_blocks if config.preemption == "swap" else 0)
+    groups = plan_prefix_groups([r.token_ids for r in requests])
+    scheduler = Scheduler(schedule_groups(requests, groups, (), config), pool=pool, config=config, swap=swap)
+    metrics = StepMetrics(scheduler)
+    cost: defaultdict[Sequence, float] = defaultdict(float)
+    unpaid: defaultdict[PrefixNode, float] = defaultdict(float)
+    while scheduler.num_unfinished:
+        step = scheduler.schedule()
+        duration_ms, work = rng.random(), [*step.decodes, *step.suffixes]
+        share = duration_ms / (sum(count for _, count in work) + sum(step.prefixes.values()))
+        for node, count in step.prefixes.items():
+            unpaid[node] += count * share
+        for sequence, count in work:
+            cost[sequence] += count * share
+            cost[sequence] += sum(unpaid.pop(node, 0.0) for node in sequence.prefix_nodes())
+        scheduler.commit(step, [7] * len(step.sampled), lambda sequence, place, token: ((), None))
+        metrics.share_time(step, duration_ms)
+        assert {sequence: sequence.compute_ms for sequence in cost} == cost
 
 
 def end_at(lengths: dict[Sequence, int]) -> Follow:
