@@ -113,9 +113,8 @@ class Scheduler:
             if sequence not in decoding:
                 self.queues.start_decoding(sequence)
         for sequence, _, _, _ in step.scored_rows:
-            if sequence.request.mode != "generate" and sequence.num_uncomputed == 0:
-                label = sequence.next_label
-                if label >= 0:
+            if sequence.num_uncomputed == 0:
+                if (label := sequence.next_label) >= 0:
                     sequence.start_label(label)
                     self.queues.start_decoding(sequence)
                 else:
