@@ -6,7 +6,7 @@ while groups are computed.
 """
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -78,7 +78,8 @@ class KeptRun:
         self._about = f"{about} {len(keys)} {tuple(keys[0].shape[1:])} {keys[0].dtype}"
         self._num_loaded: dict[str, int] = {}
         self._num_written = 0
-        self._next: deque[str] = deque()
+        self._announced: dict[KeptNode, list[str]] = {}  # files of nodes that are not loaded yet
+        self._next: OrderedDict[str, None] = OrderedDict()
         self._mapped: dict[str, Future[torch.Tensor | None]] = {}
         self._writes: deque[Future[bool]] = deque()
         self._computed: list[tuple[Sequence[bytes], torch.Tensor]] = []
@@ -89,7 +90,8 @@ class KeptRun:
 
     def read_later(self, node: KeptNode) -> None:
         """Reads what is on disk of a node ahead, after the nodes that this was called for before."""
-        self._next.extend(dict.fromkeys(name for name, _ in self._keeper.find(node.keys)))
+        self._announced[node] = [name for name, _ in self._keeper.find(node.keys)]
+        self._next.update(dict.fromkeys(self._announced[node]))
         self._read_ahead()
 
     def watch(self, on_step: OnStep | None) -> OnStep:
@@ -124,6 +126,11 @@ class KeptRun:
             self._num_loaded[name] = self._num_loaded.get(name, 0) + len(kept) * self._cache.block_size
             first = end
         node.num_computed = node.num_loaded = first * self._cache.block_size
+        for name in self._announced.pop(node, ()):  # files from an unusable one on
+            self._next.pop(name, None)
+            if read_ahead := self._mapped.pop(name, None):
+                read_ahead.cancel()
+        self._read_ahead()
 
     def save(self, node: KeptNode) -> None:
         """Writes the blocks of a computed node that are not on disk, if reading them will be faster than computing.
@@ -200,7 +207,7 @@ class KeptRun:
 
     def _read_ahead(self) -> None:
         while self._next and len(self._mapped) < MOST_READ_AHEAD:
-            name = self._next.popleft()
+            name, _ = self._next.popitem(last=False)
             if name not in self._mapped and name not in self._num_loaded:
                 self._mapped[name] = self._keeper.reader.submit(self._keeper.read, name)
 

@@ -5,7 +5,7 @@ import logging
 import random
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from engine.errors import BusyError, ConfigError
 from engine.execution.step_record import StepRecord
 from engine.keeping import keeping_engine, kept_run, prefix_keeper
 from engine.keeping.keeping_engine import KeepingEngine
-from engine.keeping.kept_run import KeptRun
+from engine.keeping.kept_run import KeptNode, KeptRun
 from engine.keeping.prefix_store import PrefixStore
 from engine.model import stock_model
 from engine.model.adapters.adapter import Adapter
@@ -113,6 +113,31 @@ def test_files_are_read_ahead_in_the_order_in_which_groups_start(
     monkeypatch.setattr(KeptRun, "_take", record)
     run(keeping(tiny_llama, tmp_path), ask(range(8), [3, 4]))
     assert len(were_ahead) >= 8
+    assert all(were_ahead)
+
+
+def test_unusable_files_do_not_end_reading_ahead(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many files as may be read ahead are damaged, which is found before their groups start."""
+    monkeypatch.setattr(kept_run, "MOST_READ_AHEAD", 2)
+    run(keeping(tiny_llama, tmp_path), ask(range(8), [1, 2]))
+    for path in sorted(tmp_path.glob("*.kv"), key=lambda path: path.stat().st_size)[:3]:  # which start first
+        path.write_bytes(path.read_bytes()[:-1])
+    load, take, were_ahead = KeptRun.load, KeptRun._take, []
+
+    def load_later(self: KeptRun, node: KeptNode) -> None:
+        wait(self._mapped.values())
+        load(self, node)
+
+    def record(self: KeptRun, name: str) -> torch.Tensor | None:
+        were_ahead.append(name in self._mapped)
+        return take(self, name)
+
+    monkeypatch.setattr(KeptRun, "load", load_later)
+    monkeypatch.setattr(KeptRun, "_take", record)
+    run(keeping(tiny_llama, tmp_path), ask(range(8), [3, 4]))
+    assert len(were_ahead) >= 4
     assert all(were_ahead)
 
 
