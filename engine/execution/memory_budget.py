@@ -9,7 +9,7 @@ import torch
 from engine.config import EngineConfig
 from engine.device.free_memory import MOST_CPU_KV_BYTES, free_memory_bytes
 from engine.errors import CapacityError
-from engine.execution.draws import DrawnRow, sample
+from engine.execution.draws import sample
 from engine.execution.step_graphs import find_buckets, graph_bytes
 from engine.kernels import cdiv
 from engine.kernels.attention_backend import AttentionBackend
@@ -18,6 +18,7 @@ from engine.kv.kv_cache import KVCache, KVShape
 from engine.kv.kv_layout import kept_windows
 from engine.model.model import Model
 from engine.request import Request
+from engine.scheduling.sequence import Sequence
 from engine.scheduling.token_batch import ChunkGroup, Chunks, TokenBatch, build_token_batch
 
 if TYPE_CHECKING:  # Triton may not be installed
@@ -156,7 +157,7 @@ def _run_full_step(model: Model, backend: AttentionBackend, config: EngineConfig
     hidden = model.forward(batch, cache, backend)
     del scratch
     request = Request(request_id="profile", token_ids=np.zeros(1, dtype=np.int32), temperature=1.0)
-    drawn = [DrawnRow(row, request, np.empty(0, np.int32)) for row in range(len(hidden))]
+    drawn = [(Sequence(request=request, owners=(0,), node=None), 1)] * len(hidden)
     masks = torch.full((len(hidden), cdiv(model.vocab_size, 32)), -1, dtype=torch.int32, device=model.device)
     sample(hidden, model, drawn, masks)  # as for grammars; without masks drawing needs less
     model.logits(hidden).log_softmax(dim=-1)  # as label scoring does; greedy sampling needs less

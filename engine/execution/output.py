@@ -13,7 +13,7 @@ import torch
 from engine.completion import Completion, FinishReason
 from engine.device.transfers import HostCopies, to_device
 from engine.errors import COMPUTED_NAN
-from engine.execution.draws import drawn_rows, sample
+from engine.execution.draws import sample
 from engine.execution.scored_rows import Book, score_rows
 from engine.model.model import Model
 from engine.pooling.pooler import Pooler, pooled_answer
@@ -70,7 +70,7 @@ class TokenSampler:
             sampled = hidden.index_select(0, to_device(rows, hidden.device))
         masks = self._masks(step)
         if any(sequence.request.temperature or sequence.request.penalties for sequence, _ in step.sampled):
-            token_ids = sample(sampled, self._model, drawn_rows(step), masks)
+            token_ids = sample(sampled, self._model, step.sampled, masks)
         else:
             token_ids = self._model.most_likely(sampled, masks)
         copies = HostCopies([token_ids, hidden.sum(), *(result for result, _ in results)])

@@ -39,6 +39,7 @@ class Sequence:
         is_watched: each of its tokens may end the answer or force the tokens that follow, so each is examined.
         finish_reason: None until it is answered or killed; then results of its rows still in flight are dropped.
         has_late_row: the step in flight when it was answered still computes a row of it.
+        draws: what its random draws and penalties use in every step (`AnswerDraws`); None until the first of them.
         label: index of the label of several tokens being scored; -1 until the prompt is computed.
         first_scores, tail_sums: of each label, the logit of its first token, and the sum of the natural-log
             probabilities of its other tokens that are scored so far.
@@ -65,6 +66,7 @@ class Sequence:
     is_watched: bool = field(init=False)
     finish_reason: FinishReason | None = None
     has_late_row: bool = False
+    draws: object = None
     label: int = -1
     first_scores: npt.NDArray[np.float64] = field(init=False)
     tail_sums: npt.NDArray[np.float64] = field(init=False)

@@ -1,5 +1,6 @@
 """One step: the tokens that it computes, its layout as a token batch, and what it gives."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -81,13 +82,9 @@ class Step:
     def finalize(self, pool: BlockPool) -> None:
         """Fixes the order of rows, and records the KV blocks in use. Rows come in this order: prefixes, each after
         those above it; sequences that share nothing; then group by group."""
-        members: dict[PrefixNode | None, list[tuple[Sequence, int]]] = {None: []}
+        members = defaultdict[PrefixNode | None, list[tuple[Sequence, int]]](list, {None: []})
         for work in (*self.decodes, *self.suffixes):
-            node = work[0].node
-            if node in members:
-                members[node].append(work)
-            else:
-                members[node] = [work]
+            members[work[0].node].append(work)
         row, counts, sampled = 0, list[int](), self.sampled
         for sequence, count in chain.from_iterable(members.values()):
             # Output rows: the last known token and the guesses after it; of a label's tokens, every row.

@@ -1,13 +1,16 @@
 """Draws follow the distribution that temperature, top-k and top-p leave, and depend on nothing but their own row."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 
-from engine import Request
-from engine.execution.draws import DrawnRow, sample, uniform_numbers
+from engine import Penalties, Request
+from engine.execution.draws import list_draws, sample
 from engine.kernels.draw import draw_tokens
 from engine.kernels.torch_output_layer import largest_logits
+from engine.scheduling.sequence import Sequence
 
 VOCAB = 12
 
@@ -27,20 +30,16 @@ class Identity:
         return hidden.argmax(dim=-1)
 
 
-def request(**parameters: float) -> Request:
-    return Request(request_id="a", token_ids=[1], **parameters)
-
-
-def answer_of(length: int) -> np.ndarray:
-    """An answer so far, whose tokens do not matter."""
-    return np.zeros(length, np.int32)
+def row_of(num_answered: int = 0, **parameters: object) -> tuple[Sequence, int]:
+    """A row of a request with a prompt of one token, and an answer so far whose tokens do not matter."""
+    request = Request(request_id="a", token_ids=[1], **parameters)
+    return Sequence(request=request, owners=(0,), node=None), 1 + num_answered
 
 
 def draws(logits: torch.Tensor, count: int, **parameters: float) -> torch.Tensor:
     """How often each token was drawn, over `count` seeds."""
-    requests = [request(seed=seed, **parameters) for seed in range(count)]
-    drawn = [DrawnRow(row, each, answer_of(0)) for row, each in enumerate(requests)]
-    tokens = sample(logits.expand(count, -1), Identity(logits.shape[-1]), drawn)
+    rows = [row_of(seed=seed, **parameters) for seed in range(count)]
+    tokens = sample(logits.expand(count, -1), Identity(logits.shape[-1]), rows)
     return torch.bincount(tokens, minlength=logits.shape[-1]) / count
 
 
@@ -70,20 +69,18 @@ def test_top_k_and_top_p_cut_the_tail() -> None:
 
 def test_a_draw_does_not_depend_on_the_other_rows() -> None:
     logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(2))
-    requests = [request(seed=i, temperature=i % 4 * 0.7, top_k=i % 5, top_p=1 - (i % 4) / 5) for i in range(300)]
-    drawn = [DrawnRow(i, each, answer_of(i % 9)) for i, each in enumerate(requests) if each.temperature]
-    together = sample(logits, Identity(), drawn)
-    alone = largest_logits(logits, torch.nn.Identity(), None)
-    for each in drawn:
-        alone[each.row] = sample(logits[each.row : each.row + 1], Identity(), [each._replace(row=0)])
+    rows = [row_of(i % 9, seed=i, temperature=i % 4 * 0.7, top_k=i % 5, top_p=1 - (i % 4) / 5) for i in range(300)]
+    together = sample(logits, Identity(), rows)
+    alone = torch.cat([sample(logits[i : i + 1], Identity(), [row]) for i, row in enumerate(rows)])
     assert together.tolist() == alone.tolist()
-    assert any(alone[each.row] != logits[each.row].argmax() for each in drawn)
+    greedy = largest_logits(logits, torch.nn.Identity(), None)
+    assert together[::4].tolist() == greedy[::4].tolist(), "their temperature is 0"
+    assert together.tolist() != greedy.tolist()
 
 
 def test_positions_draw_from_one_stream_each_its_own_number() -> None:
     logits = torch.zeros(64, 1000)
-    drawn = [DrawnRow(row, request(seed=5, temperature=1.0), answer_of(row)) for row in range(64)]
-    tokens = sample(logits, Identity(1000), drawn)
+    tokens = sample(logits, Identity(1000), [row_of(place, seed=5, temperature=1.0) for place in range(64)])
     assert len(set(tokens.tolist())) > 55
 
 
@@ -95,4 +92,22 @@ def test_random_numbers_are_numpy_s_own() -> None:
         np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
         for seed, position in zip(seeds, positions, strict=True)
     ]
-    assert uniform_numbers(seeds, positions).tolist() == expected
+    rows = [row_of(place, seed=seed) for seed, place in zip(seeds, positions, strict=True)]
+    assert list_draws(rows, VOCAB)[:, 3].tolist() == expected
+
+
+def test_a_step_of_many_rows_uses_what_steps_before_it_have_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    make, num_made = np.random.Philox, []
+    monkeypatch.setattr(np.random, "Philox", lambda **which: num_made.append(which) or make(**which))
+    rows = [row_of(seed=seed, temperature=1.0) for seed in range(9000)]
+    for place in range(3):
+        list_draws([(sequence, 1 + place) for sequence, _ in rows], VOCAB)
+    assert len(num_made) == 9000
+
+
+def test_nothing_is_kept_of_answered_requests() -> None:
+    row = row_of(temperature=1.0, penalties=Penalties(repetition=2.0))
+    sample(torch.zeros(1, VOCAB), Identity(), [row])
+    prompt = weakref.ref(row[0].request.token_ids)
+    del row
+    assert prompt() is None
