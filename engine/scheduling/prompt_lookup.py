@@ -59,13 +59,15 @@ class PromptLookup:
         num_tokens = sum(count for _, count in (*step.decodes, *step.suffixes)) + sum(step.prefixes.values())
         row_rows = 1 + self._num_weight_rows * _mean_kv_tokens(step) / self._num_weight_kv_tokens
         chances = [right / tried for right, tried in zip(self._num_right, self._num_tried, strict=True)]
-        if max(chances) * (row_rows + self._num_weight_rows / num_tokens) <= 1:
+        saved_rows = row_rows + self._num_weight_rows / num_tokens  # by a right guess; further guesses save less
+        fewest = next((matched for matched, chance in enumerate(chances) if chance * saved_rows > 1), None)
+        if fewest is None:
             return
         guesses: list[tuple[float, int]] = []
         for index, (sequence, count) in enumerate(step.decodes):
             if count == sequence.num_uncomputed:
                 chance = 1.0
-                for matched in self._look_up(sequence, step):
+                for matched in self._look_up(sequence, step, fewest):
                     chance *= chances[min(matched, MOST_MATCHED)]
                     guesses.append((chance, index))
         num_expected = float(num_tokens)
@@ -86,16 +88,19 @@ class PromptLookup:
         self._num_tried[matched] += 1
         self._num_right[matched] += is_right
 
-    def _look_up(self, sequence: Sequence, step: Step) -> range:
-        """Writes guesses behind a sequence's tokens, as KV blocks allow; returns the lengths of their endings."""
+    def _look_up(self, sequence: Sequence, step: Step, fewest: int) -> range:
+        """Writes guesses behind a sequence's tokens, as KV blocks allow; returns the lengths of their endings, none of
+        less than `fewest` tokens."""
         request, length = sequence.request, sequence.length
         num_free_slots = len(sequence.block_ids) * step.block_size - length
         num_left = sequence.num_suffix + request.max_new_tokens - 1 - length  # the last token of an answer needs no row
         most = min(step.room, MOST_GUESSES, num_free_slots, num_left)
         if request.mode != "generate" or most <= 0 or sequence.num_known < length:
             return range(0)
-        answer = sequence.own_token_ids[sequence.num_suffix : length]
-        matched, found = find_continuation(np.concatenate([request.token_ids, answer]), most)
+        token_ids = sequence.own_token_ids[:length]
+        if sequence.prefix_length:
+            token_ids = np.concatenate([request.token_ids[: sequence.prefix_length], token_ids])
+        matched, found = find_continuation(token_ids, most, fewest)
         if request.is_constrained and len(found):
             found = found[: self._count_allowed(sequence, found)]
         sequence.own_token_ids[length : length + len(found)] = found
@@ -110,13 +115,24 @@ def _mean_kv_tokens(step: Step) -> float:
     return num_tokens / len(step.decodes)
 
 
-def find_continuation(token_ids: npt.NDArray[np.int32], most: int) -> tuple[int, npt.NDArray[np.int32]]:
+def find_continuation(
+    token_ids: npt.NDArray[np.int32], most: int, fewest: int = 1
+) -> tuple[int, npt.NDArray[np.int32]]:
     """The tokens after the latest earlier occurrence of the longest ending that has one, repeated up to `most` tokens;
-    and before them the length of that ending, at most `MOST_MATCHED`: 0, and none, where the last token occurs once."""
-    ends = np.flatnonzero(token_ids[:-1] == token_ids[-1])
-    matched, start = 0, 0
+    and before them the length of that ending, at most `MOST_MATCHED`: 0, and none, where it is below `fewest`.
+
+    Args:
+        token_ids: int32, a prompt and its answer so far.
+        fewest: from 1 on; where endings of so many tokens are rare, few numpy calls are needed.
+    """
+    fewest = min(fewest, len(token_ids))
+    is_end = token_ids[fewest - 1 : -1] == token_ids[-1]
+    if fewest > 1:  # the first token of the ending, too: both differ in nearly all places
+        is_end &= token_ids[:-fewest] == token_ids[-fewest]
+    ends, matched, start = is_end.nonzero()[0] + fewest - 1, 0, 0
     while len(ends) and matched < MOST_MATCHED:
         matched, start = matched + 1, int(ends[-1]) + 1
-        ends = ends[ends >= matched]
-        ends = ends[token_ids[ends - matched] == token_ids[-1 - matched]]
-    return matched, np.resize(token_ids[start : start + most], most) if matched else token_ids[:0]
+        ends = ends[int(ends[0] < matched) :]  # only the first one may be that near to the prompt's start
+        ends = ends[token_ids.take(ends - matched) == token_ids[-1 - matched]]
+    found = token_ids[start : start + most] if matched >= fewest else token_ids[:0]
+    return matched if len(found) else 0, found if len(found) in (0, most) else np.resize(found, most)

@@ -23,10 +23,11 @@ def find_slowly(tokens: list[int], most: int) -> tuple[int, list[int]]:
     return 0, []
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 8))
-def test_the_latest_longest_ending_is_found(tokens: list[int], most: int) -> None:
-    matched, found = find_continuation(np.array(tokens, dtype=np.int32), most)
-    assert (matched, found.tolist()) == find_slowly(tokens, most)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, MOST_MATCHED))
+def test_the_latest_longest_ending_is_found(tokens: list[int], most: int, fewest: int) -> None:
+    matched, found = find_continuation(np.array(tokens, dtype=np.int32), most, fewest)
+    expected = find_slowly(tokens, most)
+    assert (matched, found.tolist()) == (expected if expected[0] >= fewest else (0, []))
 
 
 def decoding(prompt: list[int], *, max_new_tokens: int = 40, num_blocks: int = 4, **settings: Any) -> Sequence:
@@ -95,3 +96,25 @@ def test_a_step_full_of_prompts_computes_no_guess_that_an_emptier_one_does() -> 
     lookup.add_guesses(full)
     assert full.num_guessed_tokens == 0
     assert len(guess(lookup, decoding(prompt))[0]) > 0
+
+
+class ThoroughLookup(PromptLookup):
+    """Looks up every ending, even where no guess after it would be made."""
+
+    def _look_up(self, sequence: Sequence, step: Step, fewest: int) -> range:
+        return super()._look_up(sequence, step, 1)
+
+
+@given(st.lists(st.lists(st.integers(1, 3), min_size=2, max_size=30), min_size=1, max_size=5), st.data())
+def test_endings_are_left_out_only_where_no_guess_would_be_made(prompts: list[list[int]], data: st.DataObject) -> None:
+    """Whatever was right so far, and however much a right guess saves."""
+    costs = {"num_weight_rows": data.draw(st.integers(1, 64)), "num_weight_kv_tokens": data.draw(st.integers(1, 999))}
+    booked = data.draw(st.lists(st.tuples(st.integers(1, 8), st.booleans()), max_size=60))
+    room, guesses = data.draw(st.integers(len(prompts), 20)), []
+    for kind in (PromptLookup, ThoroughLookup):
+        lookup = kind(**costs, count_allowed=lambda sequence, token_ids: len(token_ids))
+        for num_matched, is_right in booked:
+            lookup.book(num_matched, is_right=is_right)
+        found = guess(lookup, *(decoding(prompt, num_blocks=10) for prompt in prompts), room=room)
+        guesses.append([each.tolist() for each in found])
+    assert guesses[0] == guesses[1]
