@@ -19,6 +19,7 @@ MANY_ROWS = 16384
 """Measured as well on a GPU, where launches by the host bound products of few rows."""
 
 COPY_BYTES = 1 << 29
+"""More than caches hold; `--options '{"ceilings": {"copy_bytes": N}}'` copies others."""
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -30,6 +31,7 @@ class CeilingsEngine:
         torch.set_num_threads(settings.num_threads)
         self._device = torch.device(settings.device)
         self._dtype = _timed_dtype(settings)
+        self._copy_bytes = settings.options.get("copy_bytes", COPY_BYTES)
         self._shape = read_model_shape(Path(settings.model), str(self._dtype).removeprefix("torch."))
         self._best: tuple[str, list[tuple[int, int, Product]], int] | None = None
         return Loaded(versions={"torch": torch.__version__})
@@ -118,9 +120,9 @@ class CeilingsEngine:
         return flops / best_seconds(once, self._device)
 
     def _bandwidth(self) -> float:
-        source = torch.ones(COPY_BYTES // 4, device=self._device)
+        source = torch.ones(self._copy_bytes // 4, device=self._device)
         target = torch.empty_like(source)
-        return 2 * COPY_BYTES / best_seconds(lambda: target.copy_(source), self._device)
+        return 2 * self._copy_bytes / best_seconds(lambda: target.copy_(source), self._device)
 
 
 def _timed_dtype(settings: LoadSettings) -> torch.dtype:

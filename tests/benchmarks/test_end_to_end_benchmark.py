@@ -68,8 +68,7 @@ def test_a_right_engine_is_timed_a_wrong_one_is_not(
             *("--model", str(tmp_path / "model"), "--out", str(out), "--engines", *engines),
             *("--workloads", "case-1", "scoring", "squad", "--orders", "shuffled", "grouped", "--scale", "0.02"),
             *("--tokens", "150", "--kv-tokens", "128", "--repeats", "2", "--threads", "1", "--dtype", "float32"),
-            "--python",
-            f"wrong={wrong_engine}",
+            *("--options", '{"ceilings": {"copy_bytes": 4194304}}', "--python", f"wrong={wrong_engine}"),
         ]
     )
     printed = capfd.readouterr().out
