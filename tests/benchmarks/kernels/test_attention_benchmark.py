@@ -22,7 +22,7 @@ from engine.kernels.triton.tuned import CONFIG_FOLDER, load_tuned
 from engine.kernels.triton.work_list import RowField, TileField, WorkList, build_work_list
 from tests.interpreting import INTERPRETING
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from benchmarks.kernels import resources
 from benchmarks.kernels.cross_compile import FP8, TARGETS, compile_attention
 from engine.kernels.triton.tuned import load_tuned
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUNS = [
     *((architecture, "shipped") for architecture in TARGETS),
     *((architecture, every) for every in ("default", "variants") for architecture in ("sm_90", "gfx90a")),

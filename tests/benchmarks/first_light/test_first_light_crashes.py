@@ -14,7 +14,7 @@ from benchmarks.first_light.results import DONE, FAILED, HUNG, TIMED_OUT, UNFINI
 from benchmarks.measuring.result_file import write_result
 from tests.interpreting import INTERPRETING
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 CHILD = f"""#!{sys.executable}
 import os, sys, time, types

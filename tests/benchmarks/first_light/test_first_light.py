@@ -24,7 +24,7 @@ from benchmarks.kernels.attention_step import TINY_CASE
 from engine.kernels.triton.tuned import CONFIG_FOLDER, load_tuned
 from tests.interpreting import INTERPRETING
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 FORKING = """
