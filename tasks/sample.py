@@ -56,7 +56,7 @@ def choose_rows(
         requests: of the rows to choose from.
         tokens, plan: of all rows of the workload.
     """
-    for ref in (tokens, plan):  # `take_requests` verifies the requests
+    for ref in (requests, tokens, plan):
         open_parquet(ref).close()
     num_questions = len(workload.kind.suffixes)
     how = {"num_rows": num_rows, "seed": SEED, "num_questions": num_questions}

@@ -95,7 +95,8 @@ class StepMetrics:
     def record(self, step: "Step", answered: Iterable["Sequence"]) -> StepRecord:
         """The record of the next step, given the result of its commit."""
         now = time.perf_counter()
-        self._recorded_at, duration_ms = now, (now - self._recorded_at) * 1e3
+        duration_ms = (now - self._recorded_at) * 1e3
+        self._recorded_at = now
         self.share_time(step, duration_ms)
         record = record_step(step, answered, self._scheduler, number=self._num_steps, duration_ms=duration_ms)
         self._num_steps += 1

@@ -134,5 +134,7 @@ def find_continuation(
         matched, start = matched + 1, int(ends[-1]) + 1
         ends = ends[int(ends[0] < matched) :]  # only the first one may be that near to the prompt's start
         ends = ends[token_ids.take(ends - matched) == token_ids[-1 - matched]]
-    found = token_ids[start : start + most] if matched >= fewest else token_ids[:0]
-    return matched if len(found) else 0, found if len(found) in (0, most) else np.resize(found, most)
+    if matched < fewest:
+        return 0, token_ids[:0]
+    found = token_ids[start : start + most]
+    return matched, found if len(found) == most else np.resize(found, most)

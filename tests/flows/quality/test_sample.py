@@ -14,6 +14,7 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
+from engine.errors import ArtifactError
 from flows.cli import batchloom
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
@@ -21,8 +22,9 @@ from flows.quality.sample_page import render_sample, show_value
 from flows.quality.text_page import publish_page
 from sql import statement
 from tasks.forecast.sampled import mean_of
-from tasks.sample import AnsweredRow, Sample, list_answer_lengths
+from tasks.sample import AnsweredRow, Sample, choose_rows, list_answer_lengths
 from tasks.storage.artifact import ArtifactRef, write_parquet
+from tasks.workloads.workload import load_workload
 from tests.flows.test_row_errors import spoiled
 
 ENGINE = ["--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "128", "--device", "cpu"]
@@ -134,6 +136,14 @@ def test_what_looks_like_markup_or_an_emoji_is_shown_as_it_is() -> None:
     assert page.startswith("[w]: 1 of 1 rows answered as a sample")
     assert re.search(r"\[k\] +a:ok:", page)
     assert page.count(text) == 2
+
+
+def test_rows_are_not_chosen_from_damaged_requests(tmp_path: Path) -> None:
+    batch = pa.record_batch({"row_id": [0], "group_id": [0], "num_prefix_tokens": [0], "token_ids": [[1]]})
+    requests, other = (write_parquet(tmp_path / name, batch.schema, [batch]) for name in ("requests", "other"))
+    Path(requests.path).write_bytes(b"damaged")
+    with pytest.raises(ArtifactError, match="it was changed or damaged"):
+        choose_rows.fn(requests, other, other, tmp_path, 1, load_workload("snippets"))
 
 
 def test_a_sample_holds_each_stratum_in_proportion(tmp_path: Path) -> None:
