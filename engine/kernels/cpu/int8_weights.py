@@ -154,7 +154,7 @@ class LayerPacker:
     ) -> PackedInt8:
         """A product that reads the normed residual stream, ``[columns, hidden]``; the norm's weight is folded in."""
         pieces = columns_in_pieces(self._library, weight, norm.float())
-        feedback = error_feedback(self._library, energy, spread_group(len(energy)))
+        feedback = error_feedback(self._library, energy, len(energy))
         return PackedInt8(self._library, pieces, bias, feedback)
 
     def _pack_output(self, weight: torch.Tensor, bias: torch.Tensor | None, energy: torch.Tensor) -> PackedInt8:
@@ -181,18 +181,19 @@ def columns_in_pieces(
 
 
 def spread_group(size: int) -> int:
-    """The largest power of two that divides `size`: how many neighbours `spread` mixes."""
+    """The largest power of two that divides `size`."""
     return size & -size
 
 
 def spread(library: ctypes.CDLL, x: torch.Tensor, group: int | None = None) -> torch.Tensor:
-    """`spread` of cpp/int8/quad_elementwise.h along the first dimension: ``[n, ...]`` to float32 of the same shape.
+    """An orthogonal transform along the first dimension that is its own inverse: ``[n, ...]`` to float32 of the same
+    shape. Hadamard matrices of `spread_group` of `group`, mixed by a discrete Hartley transform (cpp/int8).
 
     Args:
-        group: how many neighbours are mixed; None: `spread_group` of n.
+        group: how many neighbours are mixed; None: all.
     """
     spread = torch.empty(x.shape, dtype=torch.float32).copy_(x)
-    library.spread_columns_int8(spread.data_ptr(), len(x), x[0].numel(), group or spread_group(len(x)))
+    library.spread_columns_int8(spread.data_ptr(), len(x), x[0].numel(), group or len(x))
     return spread
 
 
@@ -203,11 +204,13 @@ def error_feedback(library: ctypes.CDLL, energy: torch.Tensor, group: int) -> to
         energy: float64 ``[depth]``, mean square of each channel.
         group: how many channels `spread` mixes.
     """
-    size = min(group, _FEEDBACK)
+    power = spread_group(group)
+    mixing = spread(library, torch.eye(group // power, dtype=torch.float32)).double().square()
+    energy = mixing @ energy.view(-1, group // power, power)
+    size = min(power, _FEEDBACK)
     # A Hadamard matrix of a larger group consists of such blocks; each sees the mean energy of the group's channels.
-    energy = (
-        energy.view(-1, group // size, size).mean(dim=1, keepdim=True).expand(-1, group // size, -1).reshape(-1, size)
-    )
+    energy = energy.view(-1, power // size, size)
+    energy = energy.mean(dim=1, keepdim=True).expand(energy.shape).reshape(-1, size)
     hadamard = spread(library, torch.eye(size, dtype=torch.float32)).double()
     lower = torch.linalg.cholesky(hadamard @ (hadamard / energy.unsqueeze(1)).mT)
     factors = -torch.tril(lower / lower.diagonal(dim1=1, dim2=2).unsqueeze(1), diagonal=-1)

@@ -46,6 +46,16 @@ def rounded(x: torch.Tensor, scale_dtype: torch.dtype = torch.float32) -> torch.
     return (x / scale).round().clamp(-127, 127) * scale
 
 
+def spread_matrix(size: int) -> torch.Tensor:
+    """Of `spread`, float64 ``[size, size]``: a Hartley matrix of the odd part times Hadamard matrices."""
+    count = size // spread_group(size)
+    angles = torch.outer(torch.arange(count), torch.arange(count)).double() * 2 * math.pi / count
+    matrix = (angles.cos() + angles.sin()) / math.sqrt(count)
+    while len(matrix) < size:
+        matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]])) / math.sqrt(2)
+    return matrix
+
+
 def attend(
     backend: Int8Backend, layout: Layout, used: list[int], keys: torch.Tensor, values: torch.Tensor, qkv: torch.Tensor
 ) -> torch.Tensor:
@@ -77,8 +87,12 @@ def test_rows_attend_to_their_prefix_and_their_own_past(
         attend(backend_of(folder, heads, head_dim), layout, used, keys, values, qkv) for folder in folders.values()
     ]
     assert all(torch.equal(other, found[0]) for other in found)
-    query = rounded(qkv.view(len(qkv), -1, head_dim)[:, : heads[0]].float())
-    keys, values = (rounded(kv.float(), torch.bfloat16) for kv in (keys, values))
+    group = spread_group(head_dim) // 16
+    matrix = torch.kron(spread_matrix(group).float() * math.sqrt(group), torch.eye(16))
+    matrix = torch.block_diag(*[matrix] * (head_dim // len(matrix)))
+    query = rounded(qkv.view(len(qkv), -1, head_dim)[:, : heads[0]].float() @ matrix) @ matrix / group
+    keys = rounded(keys.float() @ matrix, torch.bfloat16) @ matrix / group
+    values = rounded(values.float(), torch.bfloat16)
     expected = layout.expected(query, keys, values, 0.2)
     assert (found[0].double() - expected).abs().max() < 2**-7 * expected.abs().max()
 
@@ -174,17 +188,16 @@ def test_the_output_layer(num_rows: int, vocab_size: int, depth: int, folders: d
         torch.set_num_threads(2)
 
 
-@pytest.mark.parametrize(("depth", "group"), [(576, 64), (1536, 256), (96, 1)])
+@pytest.mark.parametrize(("depth", "group"), [(576, 64), (576, 576), (1536, 256), (160, 160), (96, 1), (9, 9)])
 @pytest.mark.parametrize("num_columns", [1, 16, 43])
 def test_columns_are_spread_over_groups_of_neighbours(
     depth: int, group: int, num_columns: int, folders: dict[str, Path]
 ) -> None:
     columns = torch.randn(depth, num_columns, generator=torch.Generator().manual_seed(group))
     before = columns.clone()
-    hadamard = torch.ones(1, 1, dtype=torch.float64)
-    while len(hadamard) < group:
-        hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), hadamard) / math.sqrt(2)
-    expected = torch.einsum("ij,gjn->gin", hadamard, columns.double().view(-1, group, num_columns)).reshape(depth, -1)
+    matrix = spread_matrix(group)
+    torch.testing.assert_close(matrix @ matrix, torch.eye(group, dtype=torch.float64))
+    expected = torch.einsum("ij,gjn->gin", matrix, columns.double().view(-1, group, num_columns)).reshape(depth, -1)
     found = []
     for folder in folders.values():
         torch.set_num_threads(1 + len(found) % 2)
@@ -204,7 +217,7 @@ def test_errors_of_weights_hardly_meet_large_channels(depth: int, folders: dict[
     rows = torch.randn(200, depth, generator=generator) * energy.sqrt().float()
     errors = []
     library = load_library(folders["best"], "int8")
-    for feedback in (None, error_feedback(library, energy, spread_group(depth))):
+    for feedback in (None, error_feedback(library, energy, depth)):
         found = []
         for folder in folders.values():
             torch.set_num_threads(1 + len(found) % 2)

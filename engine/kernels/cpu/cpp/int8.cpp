@@ -30,7 +30,7 @@ struct QuadFormat {
     project(rows(s), w, residual, out, num_rows, num_columns, depth, false);
   }
   static void change_basis(bf16* hidden, int64_t num_rows, int64_t size) {
-    spread_rows(hidden, num_rows, size, size & -size);
+    spread_rows(hidden, num_rows, size);
   }
 };
 
@@ -41,7 +41,7 @@ EXPORT_LAYERS(QuadFormat, int8)
 extern "C" void quantize_int8(const bf16* x, uint8_t* bytes, float* scales, int64_t num_rows, int64_t size) {
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
-    const float* values = spread_row(x + row * size, size, size & -size);
+    const float* values = spread_row(x + row * size, size);
     float largest = 0;
     for (int64_t i = 0; i < size; i++) largest = std::max(largest, std::fabs(values[i]));
     scales[row] = to_bytes(values, largest, bytes + row * padded_depth(size), size);
@@ -62,7 +62,7 @@ extern "C" void take_columns_int8(const QuadWeights* weights, const int64_t* ids
       for (int64_t k = 0; k < depth; k++)
         columns[k * 16 + i] = float(from[k / 4 * 4 * PANEL + k % 4]) * weights->scales[id];
     }
-    spread_columns_int8(columns.data(), depth, 16, depth & -depth);
+    spread_columns_int8(columns.data(), depth, 16, depth);
     for (int64_t i = 0; i < count; i++)
       for (int64_t k = 0; k < depth; k++) store(out[(first + i) * depth + k], columns[k * 16 + i]);
   }

@@ -1,10 +1,10 @@
 // Prefix-shared attention over paged KV in int8. A row's result depends only on the row and its KV.
 //
-// Queries and keys are bytes with a scale per head and token, so scores are sums of integers. A row processes its KV in
-// chunks of CHUNK tokens, counted from the prompt's first token, without regard to where the prefix ends. The weights of a
-// chunk, 16-bit integers relative to the chunk's largest, are multiplied with bytes of values, in integers again. Chunks are
-// merged from left to right. So the end of the prefix, the number of rows that share it, and the units that compute the
-// products do not change the result.
+// Queries and keys are spread (spread.h), then bytes with a scale per head and token, so scores are sums of integers. A row
+// processes its KV in chunks of CHUNK tokens, counted from the prompt's first token, without regard to where the prefix ends.
+// The weights of a chunk, 16-bit integers relative to the chunk's largest, are multiplied with bytes of values, in integers
+// again. Chunks are merged from left to right. So the end of the prefix, the number of rows that share it, and the units that
+// compute the products do not change the result.
 //
 // Short sequences that share a prefix also share the chunk in which it ends. In that chunk, products with the prefix's
 // tokens are computed for all of them together, and products with own tokens for each; the sums of integers are the same.
@@ -75,7 +75,7 @@ struct Member {
 
 struct QuadAttend {
   int num_kv_heads, group, dim, block_size;
-  float scale;  // times log2(e)
+  float scale;  // times log2(e), over the factor by which spreading makes scores larger
   bool use_tiles;
 
   int64_t sub_block(const int32_t* table, int head, int64_t token) const {

@@ -9,68 +9,6 @@
 
 namespace {
 
-// A butterfly of the Hadamard transform: lanes i and i + width, where i has the bit `width` clear, become sum and difference.
-template <int width>
-inline Lanes spread_pairs(Lanes x) {
-#if !defined(NO_VECTORS) && defined(__AVX512F__)
-  const __m512 own = __m512(x), one = _mm512_set1_ps(1.0f);
-  constexpr uint32_t is_minus = width == 1 ? 0xaaaa : width == 2 ? 0xcccc : width == 4 ? 0xf0f0 : 0xff00;
-  __m512 other;
-  if constexpr (width == 1) other = _mm512_permute_ps(own, 0xb1);
-  if constexpr (width == 2) other = _mm512_permute_ps(own, 0x4e);
-  if constexpr (width == 4) other = _mm512_shuffle_f32x4(own, own, 0xb1);
-  if constexpr (width == 8) other = _mm512_shuffle_f32x4(own, own, 0x4e);
-  // own times 1 or -1, + other: rounded as the sum and the difference.
-  return Lanes(_mm512_fmadd_ps(own, _mm512_mask_sub_ps(one, __mmask16(is_minus), _mm512_setzero_ps(), one), other));
-#else
-  float from[16], to[16];
-  store_lanes(from, x);
-  for (int i = 0; i < 16; i++) to[i] = i & width ? from[i ^ width] - from[i] : from[i] + from[i ^ width];
-  return load_lanes(to);
-#endif
-}
-
-// Hadamard transform of groups of `group` neighbours, a power of two from 16 on. It preserves lengths, and is its own
-// inverse. A product whose input and weights have both been transformed has the same result, and an outlier of the input is
-// spread over its group, so that rounding to bytes loses less. engine/kernels/cpu/int8_weights.py transforms the weights.
-inline void spread(float* x, int64_t size, int64_t group) {
-  constexpr float factor = 0.70710678f;
-  for (int64_t i = 0; i < size; i += 16) {
-    const Lanes pairs = spread_pairs<2>(spread_pairs<1>(load_lanes(x + i)) * factor) * factor;
-    store_lanes(x + i, spread_pairs<8>(spread_pairs<4>(pairs) * factor) * factor);
-  }
-  for (int64_t width = 16; width < group; width *= 2)
-    for (int64_t first = 0; first < size; first += 2 * width)
-      for (int64_t i = first; i < first + width; i++) {
-        const float a = x[i], b = x[i + width];
-        x[i] = (a + b) * factor, x[i + width] = (a - b) * factor;
-      }
-}
-
-// `spread` over 16 N neighbours, without the factors. Returns the larger of `most` and the magnitudes.
-template <int N>
-inline Lanes spread_vectors(const bf16* x, float* to, Lanes most) {
-  Lanes lanes[N];
-#pragma GCC unroll 16
-  for (int i = 0; i < N; i++)
-    lanes[i] = spread_pairs<8>(spread_pairs<4>(spread_pairs<2>(spread_pairs<1>(load_lanes(x + 16 * i)))));
-#pragma GCC unroll 4
-  for (int width = 1; width < N; width *= 2)
-#pragma GCC unroll 16
-    for (int i = 0; i < N; i++) {
-      if (i & width) continue;
-      const Lanes a = lanes[i], b = lanes[i + width];
-      lanes[i] = a + b, lanes[i + width] = a - b;
-    }
-  Lanes odd = {};
-#pragma GCC unroll 16
-  for (int i = 0; i < N; i++) {
-    (i % 2 ? odd : most) = larger_magnitude(i % 2 ? odd : most, lanes[i]);
-    store_lanes(to + 16 * i, lanes[i]);
-  }
-  return larger(most, odd);
-}
-
 // Converts a row of floats to bytes; returns its scale. largest: the largest magnitude.
 inline float to_bytes(const float* x, float largest, uint8_t* to, int64_t size) {
   const float inverse = inverse_scale(largest);
@@ -117,51 +55,48 @@ inline void norm_to_bytes(const bf16* x, const float* weight, const ByteRows& to
   }
 }
 
-template <int N>
-void spread_rows_to_bytes(const bf16* x, const ByteRows& to, int64_t num_rows, int64_t size) {
-#pragma omp parallel for
-  for (int64_t row = 0; row < num_rows; row++) {
-    float* values = row_buffer(size);
-    Lanes most = {};
-    for (int64_t i = 0; i < size; i += 16 * N) most = spread_vectors<N>(x + row * size + i, values + i, most);
-    to.scales[row] = to_bytes(values, largest_lane(most), to.bytes + row * padded_depth(size), size);
-  }
-}
-
-// Spreads rows over 16 N neighbours and converts them to bytes; N is the largest power of two that divides a row, up to 16.
+// Spreads rows over the largest power of two that divides a row, at most 256, and converts them to bytes.
 inline void spread_to_bytes(const bf16* x, const ByteRows& to, int64_t num_rows, int64_t size) {
-  const int64_t num_vectors = size / 16;
-  if (num_vectors % 16 == 0) return spread_rows_to_bytes<16>(x, to, num_rows, size);
-  if (num_vectors % 8 == 0) return spread_rows_to_bytes<8>(x, to, num_rows, size);
-  if (num_vectors % 4 == 0) return spread_rows_to_bytes<4>(x, to, num_rows, size);
-  if (num_vectors % 2 == 0) return spread_rows_to_bytes<2>(x, to, num_rows, size);
-  spread_rows_to_bytes<1>(x, to, num_rows, size);
+  by_group(size, [&](auto group) {
+#pragma omp parallel for
+    for (int64_t row = 0; row < num_rows; row++) {
+      float* values = row_buffer(size);
+      const float largest = spread_groups<group, true>(x + row * size, values, size);
+      to.scales[row] = to_bytes(values, largest, to.bytes + row * padded_depth(size), size);
+    }
+  });
 }
 
-// `spread` of a row, into the thread's buffer.
-inline const float* spread_row(const bf16* x, int64_t size, int64_t group) {
-  float* values = row_buffer(size);
+// A row, spread over its whole size, in the thread's buffer: `spread` of groups as large as possible, which are then mixed.
+inline const float* spread_row(const bf16* x, int64_t size) {
+  const int64_t group = size & -size, count = size / group;
+  float *values = row_buffer(2 * size), *mixed = values + size;
   for (int64_t i = 0; i < size; i += 16) store_lanes(values + i, load_lanes(x + i));
   spread(values, size, group);
-  return values;
+  if (count == 1) return values;
+  const float* factors = hartley(count);
+  for (int64_t at = 0; at < size; at += 16) {
+    Lanes sum = {};
+    for (int64_t i = 0; i < count; i++) sum += load_lanes(values + i * group + at % group) * factors[at / group * count + i];
+    store_lanes(mixed + at, sum);
+  }
+  return mixed;
 }
 
 // Transforms the residual stream to the basis in which layers compute, and back.
-inline void spread_rows(bf16* x, int64_t num_rows, int64_t size, int64_t group) {
+inline void spread_rows(bf16* x, int64_t num_rows, int64_t size) {
 #pragma omp parallel for
   for (int64_t row = 0; row < num_rows; row++) {
-    const float* values = spread_row(x + row * size, size, group);
+    const float* values = spread_row(x + row * size, size);
     for (int64_t i = 0; i < size; i += 16) store_lanes(x + row * size + i, load_lanes(values + i));
   }
 }
 
-// Converts a head of a token to bytes; returns the scale in bf16, as the KV cache stores it.
+// Converts a head of a token to bytes; returns the scale in bf16, as the KV cache stores it. most: the largest magnitude.
 template <typename T>
-bf16 head_to_bytes(const T* x, int8_t* to, int dim) {
-  Lanes most = {};
-  for (int d = 0; d < dim; d += 16) most = larger_magnitude(most, load_lanes(x + d));
+bf16 head_to_bytes(const T* x, float most, int8_t* to, int dim) {
   bf16 scale;
-  store(scale, byte_scale(largest_lane(most)));
+  store(scale, byte_scale(most));
   const float inverse = load(scale) > 0 ? 1.0f / load(scale) : 0.0f;
   for (int d = 0; d < dim; d += 16) {
     Lanes rounded = load_lanes(x + d) * inverse;
@@ -219,7 +154,7 @@ inline void rotate_and_store(bf16* qkv, const float* cos, const float* sin, cons
         fetch_to_write(next_values + h * head_stride + SUB * dim, SUB * sizeof(bf16));
       }
     }
-    alignas(64) float normed[MAX_DIM], rotated[MAX_DIM];
+    alignas(64) float normed[MAX_DIM], rotated[MAX_DIM], spread_keys[MAX_DIM];
     int8_t bytes[MAX_DIM];
     const float *row_cos = cos + row * dim, *row_sin = sin + row * dim;
     const auto [own_keys, own_values, token] = place(row);
@@ -228,7 +163,9 @@ inline void rotate_and_store(bf16* qkv, const float* cos, const float* sin, cons
       const int kv_head = h < num_q_heads + num_kv_heads ? h - num_q_heads : h - num_q_heads - num_kv_heads;
       if (h >= num_q_heads + num_kv_heads) {
         int8_t* to = own_values + kv_head * head_stride;
-        const bf16 scale = head_to_bytes(head, bytes, dim);
+        Lanes most = {};
+        for (int d = 0; d < dim; d += 16) most = larger_magnitude(most, load_lanes(head + d));
+        const bf16 scale = head_to_bytes(head, largest_lane(most), bytes, dim);
         store_every_fourth(bytes, to + token / 4 * 4 * dim + token % 4, dim);
         std::memcpy(to + SUB * dim + token * sizeof scale, &scale, sizeof scale);
         continue;
@@ -245,7 +182,8 @@ inline void rotate_and_store(bf16* qkv, const float* cos, const float* sin, cons
         continue;
       }
       int8_t* to = own_keys + kv_head * head_stride;
-      const bf16 scale = head_to_bytes(rotated, bytes, dim);
+      const float most = spread_head(rotated, spread_keys, dim);
+      const bf16 scale = head_to_bytes(spread_keys, most, bytes, dim);
       for (int d = 0; d < dim; d += 4) std::memcpy(to + token / 16 * 16 * dim + d * 16 + token % 16 * 4, bytes + d, 4);
       std::memcpy(to + SUB * dim + token * sizeof scale, &scale, sizeof scale);
     }

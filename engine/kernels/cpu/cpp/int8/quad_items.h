@@ -5,20 +5,20 @@
 
 #include "../work_items.h"
 #include "quad_attention.h"
+#include "spread.h"
 
 namespace {
 
-// Converts the query rows (token-major, then query head) of `count` tokens for one KV head to bytes.
+// Spreads the query rows (token-major, then query head) of `count` tokens for one KV head and converts them to bytes.
 inline void pack_queries(QuadWorkspace& w, const bf16* query, int64_t stride, int64_t first, int count, int head,
                          const QuadAttend& a) {
   for (int r = 0; r < count * a.group; r++) {
     const bf16* from = query + (first + r / a.group) * stride + (head * a.group + r % a.group) * a.dim;
-    Lanes most = {};
-    for (int d = 0; d < a.dim; d += 16) most = larger_magnitude(most, load_lanes(from + d));
-    const float largest = largest_lane(most), inverse = inverse_scale(largest);
+    alignas(64) float query_row[MAX_DIM];
+    const float largest = spread_head(from, query_row, a.dim), inverse = inverse_scale(largest);
     Bits sums = {};  // of bytes, 128 too large each
     for (int d = 0; d < a.dim; d += 16) {
-      const Bits bytes = to_bytes(load_lanes(from + d), inverse) & 255;
+      const Bits bytes = to_bytes(load_lanes(query_row + d), inverse) & 255;
       sums += bytes;
       store_bytes(w.q + r * a.dim + d, bytes ^ 128);
     }
@@ -77,7 +77,8 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
                    const AttentionShape& shape, const Scoring& rule, const AttentionWork& work) {
   const int num_q_heads = shape.num_q_heads, num_kv_heads = shape.num_kv_heads, dim = shape.dim, group = shape.group();
   const RowStates states{work.state, num_q_heads, group, dim};
-  const QuadAttend part{num_kv_heads, group, dim, shape.block_size, rule.scale * LOG2E, dim % 64 == 0 && tiles_granted()};
+  const QuadAttend part{num_kv_heads, group, dim, shape.block_size, rule.scale * LOG2E / float(head_group(dim)),
+                        dim % 64 == 0 && tiles_granted()};
   const OwnItems items(work);
   const auto write_row = [=](const QuadWorkspace& w, int r, int64_t row, int head) {
     bf16* to = out + (row * num_q_heads + head * group + r % group) * dim;

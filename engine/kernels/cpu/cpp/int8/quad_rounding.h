@@ -47,25 +47,30 @@ extern "C" void round_columns_int8(const float* columns, const float* inverse, c
   }
 }
 
-// `spread` of each column [depth], with one multiplication by the total factor at the end. 16 columns at a time.
+// Spreads each column [depth] over groups of `group` neighbours, as `spread_row` does a row over its whole size. 16 columns
+// at a time, with one multiplication by the total factor of the Hadamard transform.
 extern "C" void spread_columns_int8(float* columns, int64_t depth, int64_t num_columns, int64_t group) {
-  const float factor = float(1 / std::sqrt(double(group)));
+  const int64_t power = group & -group, count = group / power;
+  const float factor = float(1 / std::sqrt(double(power)));
 #pragma omp parallel for
   for (int64_t first = 0; first < num_columns; first += 16) {
     const size_t bytes = sizeof(float) * std::min<int64_t>(16, num_columns - first);
+    const float* factors = hartley(count);
     std::vector<Lanes> rows(group);
     for (int64_t start = 0; start < depth; start += group) {
       float* place = columns + start * num_columns + first;
       for (int64_t row = 0; row < group; row++) std::memcpy(&rows[row], place + row * num_columns, bytes);
-      for (int64_t width = 1; width < group; width *= 2)
+      for (int64_t width = 1; width < power; width *= 2)
         for (int64_t row = 0; row < group; row++) {
           if (row & width) continue;
           const Lanes a = rows[row], b = rows[row + width];
           rows[row] = a + b, rows[row + width] = a - b;
         }
       for (int64_t row = 0; row < group; row++) {
-        const Lanes spread_row = rows[row] * factor;
-        std::memcpy(place + row * num_columns, &spread_row, bytes);
+        Lanes sum = rows[row % power] * factors[row / power * count];
+        for (int64_t i = 1; i < count; i++) sum += rows[i * power + row % power] * factors[row / power * count + i];
+        sum *= factor;
+        std::memcpy(place + row * num_columns, &sum, bytes);
       }
     }
   }
