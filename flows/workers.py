@@ -124,7 +124,7 @@ class Workers:
         runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=team.num_engines)
         with runner as threads, job.stop.make_on_error():
             if job.deadline is not None:
-                from flows.nights.in_time import submit_in_time  # imported only when needed
+                from flows.in_time import submit_in_time  # imported only when needed
 
                 yield submit_in_time(threads, dispatch_order, given, team.num_engines, pace)
             else:
@@ -145,7 +145,7 @@ def infer_plan(
     """
     load_seconds, pace = 0.0, None
     if night.deadline is not None:
-        from flows.nights.in_time import find_load_seconds  # imported only when needed
+        from flows.in_time import find_load_seconds  # imported only when needed
 
         if (found := find_load_seconds(night, night.deadline, job.title)) is None:
             return None
