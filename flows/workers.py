@@ -39,7 +39,7 @@ FEWEST_TOKENS_TO_PREDICT = 50_000
 
 
 class Workers:
-    """The engines of a night. They load the model at the first partition and keep it until `close`.
+    """The engines of a night. They call `make_room`, load the model at the first partition, and keep it until `close`.
     With `is_isolated` each runs in a process of its own, since a row may crash one; see `isolation_mark`."""
 
     def __init__(

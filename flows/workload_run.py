@@ -71,7 +71,7 @@ def describe_source(
 
 
 def load_workloads(names: Sequence[str], source: Source, adapter: Path | None) -> list[Workload]:
-    """The workloads of a flow run, bound to the model and checked before any work. See `flows.nightly.nightly`."""
+    """The workloads of these `names`, bound to the model and checked before any work. See `flows.nightly.nightly`."""
     chosen = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in names]
     has_copy = check_tokenizer(source.checkpoint)
     for workload in chosen:
@@ -90,8 +90,8 @@ def load_workloads(names: Sequence[str], source: Source, adapter: Path | None) -
 
 @contextmanager
 def hold_night(database: Path, lock_timeout_seconds: float, *, is_written: bool = True) -> Iterator[None]:
-    """Lock the database for a flow run, and first finish what earlier ones could not. See `hold_database` and
-    `recover_runs`, whose errors are raised; `DatabaseError` for a wrong path before a folder is made next to it."""
+    """Lock the database, waiting `lock_timeout_seconds` for others, and first finish what earlier runs could not.
+    See `hold_database`, `recover_runs`, whose errors are raised; `DatabaseError` for a wrong path before any folder."""
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass
     with hold_database(database, is_written=is_written):

@@ -76,7 +76,7 @@ class AttemptLog:
         return self.run_folder / "attempts" / f"starts-{self.partition:05d}"
 
     def write(self, path: Path, mode: Literal["ab", "wb"], content: bytes = b"") -> int:
-        """Append to the file or replace it; returns its size. Raises `ArtifactError` where that fails. See `open`."""
+        """Append `content` to `path` or replace it, by `mode`; returns its size. Raises `ArtifactError`. See `open`."""
         with writing(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with open(path, mode) as file:
@@ -95,7 +95,7 @@ replacement process keeps. Without it, the name is host and process id."""
 
 
 class PartitionWork:
-    """The answers and step records of a partition on disk: ``part-XXXXX*.parquet`` in ``parts/`` and ``steps/`` of each
+    """Answers and step records of a `partition` on disk: ``part-XXXXX*.parquet`` in ``parts/`` and ``steps/`` of each
     member's run folder. Answers go to the run of their workload; each run gets all step records. `upload_file` is
     called with each file that is written.
 
