@@ -21,7 +21,7 @@ from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from tasks.partitions.part import answer_batch, step_batch
 from tasks.prompts.text_codec import TextCodec
-from tasks.runs.infer_job import InferJob, Member
+from tasks.runs.infer_job import InferJob, JobMember
 from tasks.runs.progress import PartitionProgress
 from tasks.storage.artifact import ArtifactRef, list_whole, write_parquet, writing
 
@@ -159,7 +159,7 @@ class PartitionWork:
         self._upload_file(path)
         return written
 
-    def _count(self, part: ArtifactRef, rows: pa.RecordBatch | pa.Table, member: Member) -> None:
+    def _count(self, part: ArtifactRef, rows: pa.RecordBatch | pa.Table, member: JobMember) -> None:
         self.parts.append(part)
         self.answered = np.union1d(self.answered, rows.column("row_id").to_numpy() + member.first_row_id)
         self.num_failed += pc.count(rows.column("error")).as_py()
