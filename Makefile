@@ -73,7 +73,7 @@ sanitize: export LD_PRELOAD = $(shell g++ -print-file-name=libasan.so) $(shell g
 sanitize: export BATCHLOOM_CXXFLAGS += -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 sanitize: export ASAN_OPTIONS := detect_leaks=0
 sanitize: $(VENV)/.installed-dev
-	$(RUN) -m pytest -q -n auto --ignore tests/engine/kernels/interpreted tests/engine/kernels
+	$(RUN) -m pytest -q -n auto --ignore tests/engine/kernels/triton tests/engine/kernels
 
 format: $(VENV)/.installed-dev
 	$(RUN) -m ruff format .

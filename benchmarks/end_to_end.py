@@ -12,7 +12,7 @@ with another order of the engines; processes that do not run are stopped. With -
 time and does all its rounds, for models that do not fit in memory several times. Prompts of two rounds share no prefix.
 Each round also measures the machine's rates of matrix products and copies. No figure includes loading or compiling.
 
-The defaults are sizes for a CPU. A GPU needs larger ones: docs/measurements.md has its command.
+The defaults are sizes for a CPU. A GPU needs larger ones: docs/first_light.md has its command.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Writes tables and plots of the end-to-end results into docs/end_to_end.md:  python -m benchmarks.render
 
 Reads benchmarks/results/end_to_end/*/*.json and flow_run*.json, replaces the text between the document's two markers,
-and writes an SVG file for each end-to-end result next to the document. Nothing is measured.
+and writes an SVG file for each end-to-end result into the folder charts/ beside it. Nothing is measured.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring.charts import bar_chart
+from benchmarks.measuring.charts import FOLDER, bar_chart, save_chart
 from benchmarks.measuring.generated_part import replace_generated
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +37,7 @@ def render_comparison(name: str, found: Mapping[str, Any]) -> Iterator[str]:
         cells = [_cell(workload, engine) for engine in engines]
         yield f"| {workload['name']}: {workload['shape']} | {workload['order']} | {' | '.join(cells)} |"
     yield ""
-    yield f"![Requests per second by workload and engine]({name}.svg)"
+    yield f"![Requests per second by workload and engine]({FOLDER}/{name}.svg)"
     yield ""
     yield "batchloom itself; the ceiling is the rate of the model's own matrix products in the same run:"
     yield ""
@@ -139,7 +139,7 @@ def render(results: Path, document: Path) -> None:
     for file in sorted(results.glob("end_to_end/*/*.json")):
         found = json.loads(file.read_text())
         lines += render_comparison(file.stem, found)
-        (document.parent / f"{file.stem}.svg").write_text(render_plot(found))
+        save_chart(render_plot(found), document, f"{file.stem}.svg")
     for file in sorted(results.glob("flow_run*.json")):
         lines += render_flow_run(file.stem, json.loads(file.read_text()))
     document.write_text(replace_generated(document.read_text(), "end-to-end", lines))

@@ -87,7 +87,8 @@ class Grammar:
     `from_pattern`, `from_json_schema` or `from_lark`; `opening` has the tokens that every answer begins with."""
 
     def __init__(self, source: str, vocabulary: Vocabulary, *, is_json: bool = False) -> None:
-        """Compiles llguidance's own form; `GrammarError` if it is not valid, allows no answer, or is too large."""
+        """Compiles `source`, llguidance's own form, of JSON if `is_json`; `GrammarError` if it is not valid, allows no
+        answer, or is too large."""
         if not isinstance(vocabulary, Vocabulary):
             raise GrammarError(f"vocabulary must be a Vocabulary, got {vocabulary!r}")
         self.vocabulary = vocabulary

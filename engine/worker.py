@@ -36,7 +36,7 @@ class WorkerEngine(Engine):
 
 
 def load_rank(line: WorkerLine, model: str, config: EngineConfig, rank: int, meeting_file: Path) -> WorkerEngine:
-    """The engine of a rank other than the first, which is told before the two meet. See `Shard.join`."""
+    """The engine of a `rank` of `model` other than the first, which is told before the two meet. See `Shard.join`."""
     shard = Shard(rank, config.tensor_parallel_size, resolve_device(config.device))
     use_device(shard.device)
     line.send(None)

@@ -14,8 +14,8 @@ from engine.errors import BatchloomError, ConfigError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.command.run_flow import plain_log
 from flows.nights.night_file import load_night
-from flows.quality.text_page import make_console, make_table
 from flows.settings import Attachments, PlanSettings, find_attachments
+from flows.text_page import make_console, make_table
 from flows.workload_run import describe_source
 from tasks.database.connection import connect
 from tasks.layouts.advice import LayoutAdvice, advise_layouts

@@ -16,7 +16,7 @@ from flows.command.prefect_server import temporary_server
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.quality.evaluate import evaluate
-from flows.quality.text_page import make_console, make_table
+from flows.text_page import make_console, make_table
 from tasks.database.connection import connect, execute
 from tasks.database.demo_database import add_gold_rows, build_demo_database, read_demo_contents
 

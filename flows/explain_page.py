@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from flows.quality.text_page import TextPage, make_console, make_table, publish_page, show_duration, show_size
+from flows.text_page import TextPage, make_console, make_table, publish_page, show_duration, show_size
 from tasks.forecast.forecast import Forecast, Prediction, Quantiles
 
 ARTIFACT_COLUMNS = 120

@@ -13,7 +13,7 @@ from tasks.layouts.settle import settle_layouts
 from tasks.nights.allotment import Portion, list_portions
 from tasks.nights.pace import Pace
 from tasks.read import ReadResult, read_answer_length
-from tasks.runs.infer_job import InferJob, Member
+from tasks.runs.infer_job import InferJob, JobMember
 from tasks.runs.run import Run
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
@@ -119,7 +119,7 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
             return []
         length, team = read_answer_length(source.database, workload), night.workers.team(night.engine)
         expected = length.expected_output_tokens
-        job = night.make_job(plan, Member(run_folder=run.folder, workload=workload, expected_output_tokens=expected))
+        job = night.make_job(plan, JobMember(run_folder=run.folder, workload=workload, expected_output_tokens=expected))
         ratio = find_speed_ratio(source, night.engine)
         found = predict_run(job, summary, team, None, ratio)
         return list_portions(workload.name, summary, found["step_seconds"] / team.num_engines)

@@ -39,7 +39,7 @@ FEWEST_TOKENS_TO_PREDICT = 50_000
 
 
 class Workers:
-    """The engines of a night. They load the model at the first partition and keep it until `close`.
+    """The engines of a night. They call `make_room`, load the model at the first partition, and keep it until `close`.
     With `is_isolated` each runs in a process of its own, since a row may crash one; see `isolation_mark`."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Workers:
         runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=team.num_engines)
         with runner as threads, job.stop.make_on_error():
             if job.deadline is not None:
-                from flows.nights.in_time import submit_in_time  # imported only when needed
+                from flows.in_time import submit_in_time  # imported only when needed
 
                 yield submit_in_time(threads, dispatch_order, given, team.num_engines, pace)
             else:
@@ -145,7 +145,7 @@ def infer_plan(
     """
     load_seconds, pace = 0.0, None
     if night.deadline is not None:
-        from flows.nights.in_time import find_load_seconds  # imported only when needed
+        from flows.in_time import find_load_seconds  # imported only when needed
 
         if (found := find_load_seconds(night, night.deadline, job.title)) is None:
             return None

@@ -23,7 +23,7 @@ from tasks.prompts.text_codec import check_tokenizer
 from tasks.prompts.thinking import check_thinking
 from tasks.read import ReadResult, read, read_answer_length
 from tasks.recover import prune_cache, recover_runs, stop_run
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member
+from tasks.runs.infer_job import FailurePolicy, InferJob, JobMember
 from tasks.runs.run import Run, hold_database, isolation_mark, protect_result_storage
 from tasks.runs.run_summary import RunSummary
 from tasks.runs.source import Source
@@ -71,7 +71,7 @@ def describe_source(
 
 
 def load_workloads(names: Sequence[str], source: Source, adapter: Path | None) -> list[Workload]:
-    """The workloads of a flow run, bound to the model and checked before any work. See `flows.nightly.nightly`."""
+    """The workloads of these `names`, bound to the model and checked before any work. See `flows.nightly.nightly`."""
     chosen = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in names]
     has_copy = check_tokenizer(source.checkpoint)
     for workload in chosen:
@@ -90,8 +90,8 @@ def load_workloads(names: Sequence[str], source: Source, adapter: Path | None) -
 
 @contextmanager
 def hold_night(database: Path, lock_timeout_seconds: float, *, is_written: bool = True) -> Iterator[None]:
-    """Lock the database for a flow run, and first finish what earlier ones could not. See `hold_database` and
-    `recover_runs`, whose errors are raised; `DatabaseError` for a wrong path before a folder is made next to it."""
+    """Lock the database, waiting `lock_timeout_seconds` for others, and first finish what earlier runs could not.
+    See `hold_database`, `recover_runs`, whose errors are raised; `DatabaseError` for a wrong path before any folder."""
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
         pass
     with hold_database(database, is_written=is_written):
@@ -116,7 +116,7 @@ class Night:
     deadline: float | None = None
     keeps_base: bool = False
 
-    def make_job(self, plan: ArtifactRef, *members: Member) -> InferJob:
+    def make_job(self, plan: ArtifactRef, *members: JobMember) -> InferJob:
         """What each worker needs to infer partitions of the plan. See `InferJob`."""
         source, url = self.source, self.workers.settings.exchange
         local_model = Path(source.model).expanduser()
@@ -214,7 +214,7 @@ def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef, *,
     run.note(token_saving_ratio=sharing.token_saving_ratio, best_token_saving_ratio=sharing.best_token_saving_ratio)
     LOGGER.info("%s: %s", workload.name, summary.text)
     answer = read_answer_length(night.source.database, workload)
-    member = Member(run_folder=run.folder, workload=workload, expected_output_tokens=answer.expected_output_tokens)
+    member = JobMember(run_folder=run.folder, workload=workload, expected_output_tokens=answer.expected_output_tokens)
     parts = infer_plan(night, night.make_job(plan, member), summary, [run], answer.num_tokens)
     return summary.num_rows if parts is None else count_left(night, workload, parts, summary.num_rows, is_whole)
 

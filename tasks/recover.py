@@ -35,7 +35,7 @@ STOP_LOCK_TIMEOUT_SECONDS = 5.0
 
 
 def stop_run(run: Run, workload: Workload, error: BaseException) -> None:
-    """End a run after an exception, which the caller raises again. It becomes "interrupted" if it was stopped from
+    """End a run after an `error`, which the caller raises again. It becomes "interrupted" if it was stopped from
     outside (Ctrl-C, a signal, a cancellation), else "failed". A run that failed before it gave a row to the model is
     discarded: the error says why. Answers that cannot be written now are left to the next run. See `recover_runs`."""
     is_failed, is_taken = isinstance(error, Exception), use_exchange(run.folder, lambda exchange: exchange.take())

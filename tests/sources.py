@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member
+from tasks.runs.infer_job import FailurePolicy, InferJob, JobMember
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
 from tasks.workloads.workload import Workload
@@ -25,5 +25,5 @@ def make_job(run_folder: str | Path, workload: Workload, checkpoint: str | Path,
         "failures": FailurePolicy(),
         **given,
     }
-    member = Member(run_folder=Path(run_folder), workload=workload)
+    member = JobMember(run_folder=Path(run_folder), workload=workload)
     return InferJob(members=(member,), checkpoint=str(checkpoint), **whole)

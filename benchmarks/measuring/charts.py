@@ -3,10 +3,14 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 
 from markupsafe import Markup
 
 from tasks.report_page.chart import Chart, Picture, element, text_width
+
+FOLDER = "charts"
+"""Beside the page that shows them."""
 
 COLOURS = ("#1f6f54", "#c4642d", "#4f6fa8", "#8a6fb0", "#a08b3c", "#b0486b", "#777777")
 WIDTH, NAME_WIDTH, VALUE_WIDTH = 760.0, 200.0, 60.0
@@ -14,6 +18,19 @@ BAR_HEIGHT, GROUP_GAP = 15.0, 12.0
 MOST_MARKED_POINTS = 12
 
 Points = Sequence[tuple[float, float]]
+
+
+def save_chart(svg: str, document: Path, name: str) -> None:
+    """Write a chart where the document links to it: FOLDER/NAME, beside the document.
+
+    Args:
+        svg: the chart, see `bar_chart` and `line_chart`.
+        document: the page that shows it.
+        name: the file's.
+    """
+    folder = document.parent / FOLDER
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(svg)
 
 
 def bar_chart(title: str, groups: Mapping[str, Mapping[str, float]], unit: str) -> str:

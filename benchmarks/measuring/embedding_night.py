@@ -21,7 +21,7 @@ from tasks.database.schema import create_schema
 from tasks.partitions.attempt import infer_partition
 from tasks.plan_prefix import write_plan
 from tasks.read import read
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member
+from tasks.runs.infer_job import FailurePolicy, InferJob, JobMember
 from tasks.runs.run import Run
 from tasks.runs.source import Source
 from tasks.storage.artifact import runs_folder
@@ -92,7 +92,7 @@ def run_stage(stage: str, folder: Path) -> None:
         run.note({"plan": write_plan(run.artifacts["tokens"], target, "none", PARTITION_TOKENS, 1)})
     elif stage == "infer":
         job = InferJob(
-            members=(Member(run_folder=run.folder, workload=workload),),
+            members=(JobMember(run_folder=run.folder, workload=workload),),
             plan=run.artifacts["plan"],
             checkpoint=str(model),
             model_digest="model",

@@ -1,10 +1,10 @@
-"""Writes results into docs/papers.md: each table between its two markers, plots as SVG files next to the page."""
+"""Writes results into docs/papers.md: each table between its two markers, plots as SVG files in charts/."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring.charts import bar_chart, line_chart
+from benchmarks.measuring.charts import FOLDER, bar_chart, line_chart, save_chart
 from benchmarks.measuring.generated_part import replace_generated
 
 
@@ -18,7 +18,7 @@ def render_page(results: Mapping[str, Any], document: Path) -> None:
     for name, found in results["tables"].items():
         text = replace_generated(text, name, _lines(name, found))
         for plot in found["table"]["plots"]:
-            (document.parent / _file(name, plot)).write_text(_draw(plot))
+            save_chart(_draw(plot), document, _file(name, plot))
     document.write_text(text)
 
 
@@ -39,7 +39,7 @@ def _lines(name: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {' | '.join(_cell(cell) for cell in row)} |"
     for plot in table["plots"]:
         yield ""
-        yield f"![{plot['title']}]({_file(name, plot)})"
+        yield f"![{plot['title']}]({FOLDER}/{_file(name, plot)})"
     yield ""
 
 

@@ -20,8 +20,8 @@ from engine.scheduling.step import Step
 
 
 class PromptProcess:
-    """The worker process that computes prompts for an engine, with the engine's `config` and `runner`. The first run
-    starts it. It ends with the engine, with this process, and with a run that ends early."""
+    """The worker process that computes prompts for an engine, with the engine's `checkpoint`, `config` and `runner`.
+    The first run starts it. It ends with the engine, with this process, and with a run that ends early."""
 
     def __init__(self, checkpoint: str, config: EngineConfig, runner: StepRunner) -> None:
         self._checkpoint = checkpoint

@@ -21,7 +21,7 @@ class PrefillClient:
     worker ends when its line is closed, so none is left behind even where this process is killed."""
 
     def __init__(self, model: str, config: EngineConfig, cache: KVCache, shape: KVShape) -> None:
-        """Starts the worker, which computes steps once it has loaded the model. `config`, `cache` and `shape` are those
+        """Starts the worker, which computes steps once it has loaded `model`. `config`, `cache` and `shape` are those
         of the engine that decodes; the config names the worker's device."""
         # A step writes each block at most once, and padding goes into one more block.
         num_bytes = MOST_STEPS_IN_FLIGHT * (cache.num_blocks + 1) * cache.block_bytes

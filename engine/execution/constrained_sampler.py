@@ -29,7 +29,7 @@ class ConstrainedSampler(TokenSampler):
     """Masks the logits. A thread of the host computes the masks while the device computes the step's hidden states.
 
     Where steps overlap, the tokens of the step before are not known when a step is launched. Then masks are computed
-    once these tokens are known, while the device computes the step (`needs_tokens`).
+    once these tokens are known, while the device computes the step (`needs_tokens`). See `TokenSampler`.
     """
 
     def __init__(self, model: Model, decode: Decoder | None, poolers: Mapping[Mode, Pooler] | None = None) -> None:

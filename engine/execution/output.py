@@ -92,7 +92,7 @@ class TokenSampler:
         return None
 
     def follow(self, sequence: Sequence, place: int, token: int) -> tuple[Sequences[int], FinishReason | None]:
-        """See `engine.scheduling.scheduler.Follow`."""
+        """What follows `token`, the `sequence`'s own one of index `place`. See `engine.scheduling.scheduler.Follow`."""
         may_end = sequence.is_watched or token in self._model.eos_token_ids
         return self._follow(sequence, place, token) if may_end else ((), None)
 

@@ -60,7 +60,7 @@ class StepRecord:
 def record_step(
     step: "Step", answered: Iterable["Sequence"], scheduler: "Scheduler", *, number: int, duration_ms: float
 ) -> StepRecord:
-    """The record of a committed step of a model or a simulation, by what its commit returned. See `StepRecord`."""
+    """The record of step `number`, of a model or a simulation, by what its commit returned. See `StepRecord`."""
     return StepRecord(
         step=number,
         num_decode_tokens=sum(count for _, count in step.decodes),

@@ -33,7 +33,7 @@ class StepRunner:
     the backend has its own; `graphs` are CUDA graphs of decode steps, None where there are none."""
 
     def __init__(self, model: Model, config: EngineConfig, *, max_model_len: int) -> None:
-        """Gives the model its attention backend, and allocates KV memory. Raises as `make_attention`, `KVCache`."""
+        """Gives the model its attention and KV; `max_model_len` sizes graphs. Raises as `make_attention`, `KVCache`."""
         self.model = model
         is_cpu_share = model.shard is not None and model.device.type == "cpu"  # native layers are for whole models
         self.attention = make_attention(

@@ -75,7 +75,7 @@ def sink_share(lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_rows(batch: AttentionBatch, group: int, sequence: int, device: torch.device) -> tuple[slice, torch.Tensor]:
-    """The rows of a sequence, and their positions; the group is the sequence's. See `AttentionBatch`."""
+    """The rows of the batch's `sequence`, and their positions; `group` is the sequence's. See `AttentionBatch`."""
     first, last = batch.cu_seqlens_q[sequence : sequence + 2].tolist()
     end = int(batch.prefix_lens[group] + batch.suffix_lens[sequence])
     return slice(first, last), torch.arange(end - (last - first), end, device=device)
@@ -93,13 +93,13 @@ def prefix_tokens(cache: torch.Tensor, batch: AttentionBatch, group: int, begin:
 
 
 def own_tokens(cache: torch.Tensor, batch: AttentionBatch, sequence: int, begin: int = 0) -> torch.Tensor:
-    """Of a sequence after its prefix. See `prefix_tokens`."""
+    """Of a `sequence` after its prefix. See `prefix_tokens`."""
     table = batch.suffix_block_table[slice(*batch.suffix_block_starts[sequence : sequence + 2])]
     return block_tokens(cache, table, begin, int(batch.suffix_lens[sequence]))
 
 
 def block_tokens(cache: torch.Tensor, table: npt.NDArray[np.int32], begin: int, end: int) -> torch.Tensor:
-    """The keys or values of tokens [begin, end) of a block table. See `prefix_tokens`."""
+    """The keys or values of tokens [`begin`, `end`) of a block `table`. See `prefix_tokens`."""
     first, block_size = begin // cache.shape[1], cache.shape[1]
     blocks = torch.from_numpy(table[first : cdiv(end, block_size)].astype(np.int64)).to(cache.device)
     return cache[blocks].flatten(0, 1)[begin - first * block_size : end - first * block_size]

@@ -50,7 +50,7 @@ class KVCache:
     def __init__(
         self, shape: KVShape, *, block_size: int, budget_bytes: int, device: torch.device, has_pad_block: bool = False
     ) -> None:
-        """Allocates as many blocks as the budget holds, and with `has_pad_block` an additional one, of index
+        """Allocates as many blocks as `budget_bytes` hold, and with `has_pad_block` an additional one, of index
         num_blocks, for the KV of padding. Raises `CapacityError` if the budget does not hold a single block,
         `OutOfMemoryError` if the device has less free memory than the budget."""
         self.block_size = block_size

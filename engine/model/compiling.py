@@ -18,7 +18,7 @@ TOKENS_THAT_PAY_FOR_COMPILING = 100_000
 
 
 def compile_if_long(model: Model, setting: Compile, num_tokens: int) -> None:
-    """Compiles the model's torch layers if the setting is "always", or if it is "auto" and the run's num_tokens, prompt
+    """Compiles the model's torch layers if `setting` is "always", or if it is "auto" and the run's `num_tokens`, prompt
     tokens to compute, pay for it. See `EngineConfig`."""
     is_long = num_tokens >= TOKENS_THAT_PAY_FOR_COMPILING and model.dtype != torch.float32
     if setting == "always" or (setting == "auto" and is_long and bool(find_compiler())):

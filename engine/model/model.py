@@ -38,7 +38,7 @@ LOGGER = logging.getLogger("batchloom.engine")
 
 
 class Model:
-    """A loaded checkpoint on one device. It has no state between steps: KV is in the KVCache that a step is given.
+    """A loaded checkpoint on one device, with no state between steps. It frees what it packs if it `owns_weights`.
 
     Attributes:
         base: the model without its output layer; its layers may be replaced by one module of the backend.

@@ -26,7 +26,7 @@ LONGEST_WAIT = timedelta(minutes=20)
 
 
 class Shard:
-    """One of `size` ranks; the first schedules and samples. As torch has one process group, a process has one."""
+    """One of `size` ranks, of number `rank`; the first schedules and samples. A process has one, as torch does."""
 
     is_closed = False
     """Whether the ranks have stopped."""

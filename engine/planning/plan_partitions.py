@@ -89,7 +89,7 @@ def place_groups(
 
 
 def dispatch_order(partitions: npt.NDArray[np.int32], costs: IndexArray, group_priorities: IndexArray) -> list[int]:
-    """The order in which workers take partitions so that they finish together: highest priority first, then the most
+    """The order in which workers take `partitions` so that they finish together: highest priority first, then the most
     expensive first (LPT). `costs` are of each partition, the others of each group. See `place_groups`."""
     highest = np.full(len(costs), np.iinfo(np.int64).min)
     np.maximum.at(highest, partitions, group_priorities)

@@ -14,7 +14,7 @@ _ANSWERS_FOR_AN_ESTIMATE = 16
 
 
 def make_pool(config: EngineConfig, num_blocks: int, windows: tuple[int, ...] = (0,)) -> BlockPool:
-    """The block pool for a sharing policy and for the windows of a model's block tables. See `KVLayout`."""
+    """A pool of `num_blocks` for a sharing policy and for the windows of a model's block tables. See `KVLayout`."""
     if any(windows):
         return WindowedPool(num_blocks, config.block_size, windows)
     make = LruPool if config.sharing == "lru" else BlockPool

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class PrefixNode:
-    """Prompt tokens [start, end) below `parent`; start is a multiple of the block size, so nodes never share a block.
+    """Prompt tokens, `token_ids`, from `start` on below `parent`; start is a multiple of the block size, so nodes never
+    share a block.
 
     A group's prefix is the chain from a root to its node. Lifetime is explicit (BatchLLM section 4.3.1): a node's
     blocks are freed when its last user finishes, and evicted earlier only where no request with KV uses them.

@@ -40,7 +40,7 @@ def _decode_to_prefill_ratio(group: ScheduledGroup) -> float:
 
 
 class RequestQueues:
-    """The queues of one run. Requests move from one to the next as KV memory and the cap on requests allow.
+    """The queues of one run's `groups`. Requests move from one to the next as KV memory and the cap on requests allow.
 
     A group waits until its prefix gets memory. Its requests then wait until the prefix is computed. From then on they
     are ready, preempted ones first. With memory of their own they prefill, then decode.

@@ -34,7 +34,7 @@ class Chunks:
     def add(
         self, token_ids: Int32, first_position: int, num_earlier: int, block_table: Int32, num_output_rows: int
     ) -> None:
-        """Adds a chunk. See `Chunks`."""
+        """Adds a chunk that begins at `first_position` of a sequence with this `block_table`. See `Chunks`."""
         self.token_ids.append(token_ids)
         self.first_positions.append(first_position)
         self.num_earlier.append(num_earlier)
@@ -76,7 +76,7 @@ class TokenBatch:
 
 
 def build_token_batch(chunks: Chunks, groups: Sequence[ChunkGroup], block_size: int) -> TokenBatch:
-    """Lays chunks out as rows, in order, group by group; each group has at least one chunk. See `Chunks`."""
+    """Lays chunks out as rows, group by group, each of at least one chunk, for blocks of `block_size`. See `Chunks`."""
     lengths = np.fromiter(map(len, chunks.token_ids), dtype=np.int64)
     earlier = np.array(chunks.num_earlier)
     outputs = np.array(chunks.num_output_rows)

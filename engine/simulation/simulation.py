@@ -108,7 +108,7 @@ def simulate_plan(
 
 
 def find_oversized(requests: Sequences[Request], block_size: int, num_kv_blocks: int) -> set[int]:
-    """Indices of requests that a pool of num_kv_blocks, blocks of all layers, cannot hold even alone; the engine
+    """Indices of requests that a pool of `num_kv_blocks`, blocks of all layers, cannot hold even alone; the engine
     answers them with an error. See `most_blocks`."""
     return {index for index, request in enumerate(requests) if most_blocks(request, block_size) > num_kv_blocks}
 

@@ -35,7 +35,7 @@ class _Option(NamedTuple):
 
 
 def parse_options(name: str, function: Callable[..., Any], arguments: Sequence[str]) -> dict[str, Any] | None:
-    """The parameters of a command's function that `arguments` give, checked, and the command's `FLAGS`; None after
+    """The parameters of the `function` of command `name` in `arguments`, checked, and the command's `FLAGS`; None after
     printing help. See `run_flow`. Raises `ConfigError` if an option is unknown, missing, or has a wrong value."""
     options: dict[str, _Option] = {}
     flags = (_Option(flag, "", bool, False, meaning) for flag, meaning in FLAGS.get(name, {}).items())

@@ -19,7 +19,7 @@ from flows.nights.night_file import ModelTable, NightPlan, NightTables, Workload
 from flows.settings import Attachments, EngineSettings, WorkerSettings, find_attachments
 from tasks.nights.check_steps import check_labels, check_tables, find_query_problems
 from tasks.nights.deadline import find_deadline
-from tasks.nights.graph import Step
+from tasks.nights.graph import NightStep
 from tasks.prompts.known_tokens import check_prompt
 from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.thinking import check_thinking
@@ -140,7 +140,7 @@ def plan_workloads(
         ),
         database=database,
         models={"": (model, engine)},
-        steps=tuple(Step(name=name, model="", after=after) for name, after in zip(names, befores, strict=False)),
+        steps=tuple(NightStep(name=name, model="", after=after) for name, after in zip(names, befores, strict=False)),
         workloads=dict(zip(names, loaded, strict=True)),
         cascades={},
         attach=find_attachments(attach),

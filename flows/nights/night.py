@@ -24,7 +24,7 @@ from tasks.cascades.row_choice import RowChoice
 from tasks.forecast.load_time import forecast_load
 from tasks.nights.allotment import Portion, allot, begin_wave
 from tasks.nights.deadline import find_deadline
-from tasks.nights.graph import Outcome, Step, Wave, list_batches, run_waves
+from tasks.nights.graph import NightStep, Outcome, Wave, list_batches, run_waves
 from tasks.publish import publish_night
 from tasks.recover import recover_runs
 from tasks.runs.run import isolation_mark
@@ -152,7 +152,7 @@ class NightRun:
             LOGGER.info(line, name, prompts, f"{share.num_left:,}", NEEDS_FULL if is_full and share.num_left else "")
         self._least_spare = 0.0 if is_full else LEAST_SPARE * seconds_left
 
-    def list_left(self, outcomes: Mapping[str, Outcome]) -> list[Step]:
+    def list_left(self, outcomes: Mapping[str, Outcome]) -> list[NightStep]:
         """Steps to take up again: they ended early to leave time for others, and enough of it is left. None with
         `full`: a step would answer the same rows again."""
         if self._deadline is None or not self._least_spare or self._deadline - time.time() < self._least_spare:

@@ -19,7 +19,7 @@ from tasks.cascades.cascade import Cascade
 from tasks.database.attach import parse_attachments
 from tasks.nights.cascade_steps import CascadeStep, add_cascades
 from tasks.nights.check_steps import check_tables
-from tasks.nights.graph import Step, check_graph
+from tasks.nights.graph import NightStep, check_graph
 from tasks.runs.infer_job import FailurePolicy
 from tasks.workloads.fault import UNKNOWN_KEY, choose_fault
 from tasks.workloads.workload import SHIPPED, Workload, load_workload
@@ -95,7 +95,7 @@ class NightPlan:
     tables: NightTables
     database: Path
     models: Mapping[str, tuple[str, EngineSettings]]
-    steps: tuple[Step, ...]
+    steps: tuple[NightStep, ...]
     workloads: Mapping[str, Workload]
     cascades: Mapping[str, CascadeStep]
     attach: Mapping[str, str]
@@ -126,7 +126,7 @@ def load_night(path: Path) -> NightPlan:
     try:
         workloads = [_load_workload(folder, table) for table in tables.workload]
         steps = tuple(
-            Step(name=workload.name, model=_choose_model(tables, workload.name, table), after=table.after)
+            NightStep(name=workload.name, model=_choose_model(tables, workload.name, table), after=table.after)
             for workload, table in zip(workloads, tables.workload, strict=True)
         )
         check_graph(steps)
@@ -175,7 +175,7 @@ def _choose_model(tables: NightTables, workload: str, table: WorkloadTable) -> s
     return table.model
 
 
-def _list_cascades(tables: NightTables, steps: tuple[Step, ...], models: Mapping[str, str]) -> dict[str, Cascade]:
+def _list_cascades(tables: NightTables, steps: tuple[NightStep, ...], models: Mapping[str, str]) -> dict[str, Cascade]:
     """By name of the workload; raises `ConfigError` if a cascade's second model is not in the file, or is the first."""
     found = {step.name: table.cascade for step, table in zip(steps, tables.workload, strict=True) if table.cascade}
     for name, cascade in found.items():

@@ -10,7 +10,7 @@ from engine.errors import DatabaseError
 from engine.model.loading.hub import resolve_head
 from flows.nights.night_file import NightPlan
 from flows.quality.sample_page import show_value
-from flows.quality.text_page import escape_controls
+from flows.text_page import escape_controls
 from flows.workload_run import describe_source
 from sql import statement
 from tasks.database.connection import fill_identifiers

@@ -23,7 +23,7 @@ from tasks.plan_prefix import plan_prefix
 from tasks.read import read_answer_length
 from tasks.recover import stop_run
 from tasks.runs.failure_rate import check_input
-from tasks.runs.infer_job import InferJob, Member
+from tasks.runs.infer_job import InferJob, JobMember
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
 from tasks.storage.artifact import ArtifactRef
@@ -145,7 +145,7 @@ def infer_together(
     lengths = [read_answer_length(source.database, workload) for workload, _ in runs]
     firsts = find_first_row_ids(tokens)
     members = (
-        Member(
+        JobMember(
             run_folder=run.folder,
             workload=workload,
             first_row_id=first_row_id,

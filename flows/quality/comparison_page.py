@@ -6,7 +6,7 @@ from rich.table import Table
 
 from flows.quality.evaluation_page import show_value as show_metric
 from flows.quality.sample_page import list_forecast, show_value
-from flows.quality.text_page import TextPage, make_table
+from flows.text_page import TextPage, make_table
 from tasks.comparison.difference import PromptDiff
 from tasks.comparison.paired_rows import PairedRow
 from tasks.report_page.quality import interval

@@ -14,8 +14,8 @@ from pydantic import Field
 from engine.errors import QualityError
 from flows.command.run_flow import prepare_console, run_flow
 from flows.quality.evaluation_page import render_evaluation
-from flows.quality.text_page import publish_page
 from flows.report import report_run
+from flows.text_page import publish_page
 from tasks.database.connection import connect
 from tasks.evaluation.evaluation import Evaluation, bind_to_answers, evaluate_answers
 from tasks.evaluation.threshold import Threshold

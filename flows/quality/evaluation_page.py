@@ -1,6 +1,6 @@
 """An evaluation as text for a terminal or for an artifact of its flow run."""
 
-from flows.quality.text_page import TextPage, make_table
+from flows.text_page import TextPage, make_table
 from tasks.evaluation.evaluation import GOLD, Evaluation, Metric
 from tasks.report_page.quality import interval
 

@@ -5,12 +5,12 @@ from contextlib import ExitStack
 
 from flows.prediction import forecast_rows, read_and_plan
 from flows.quality.sample_page import render_sample
-from flows.quality.text_page import ARTIFACT_COLUMNS, publish_page
+from flows.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.workload_run import Night, begin_run, end_run, infer_rows, plan_rows, tokenize_rows, write_rows
 from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.settle import settle_layouts
 from tasks.recover import discard, stop_run
-from tasks.runs.infer_job import Member
+from tasks.runs.infer_job import JobMember
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
 from tasks.sample import Sample, choose_rows, list_answer_lengths, read_answers
@@ -64,7 +64,7 @@ def _show(night: Night, workload: Workload, run: Run, sample: Sample, plan: Arti
     """Show the answers, and the forecast for all rows, whose plan is given, if it can be computed."""
     rows = read_answers(workload, sample.requests, run.artifacts["tokens"], run.list_parts())
     output_tokens = list_answer_lengths(rows)
-    job = night.make_job(run.artifacts["plan"], Member(run_folder=run.folder, workload=workload))
+    job = night.make_job(run.artifacts["plan"], JobMember(run_folder=run.folder, workload=workload))
     answered = AnsweredSample(job=job, output_tokens=[output_tokens], steps=run.list_steps())
     shown = (workload.name, sample, rows, forecast_rows(night, plan, workload, output_tokens, answered))
     LOGGER.info("%s", render_sample(*shown))

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from flows.quality.text_page import TextPage, make_table, show_duration, show_size
+from flows.text_page import TextPage, make_table, show_duration, show_size
 from tasks.forecast.sampled import Estimate, SampledForecast
 from tasks.sample import AnsweredRow, Sample
 

@@ -54,7 +54,7 @@ def fill_identifiers(sql: str, texts: Mapping[str, str] | None = None, /, **name
 def execute(
     connection: duckdb.DuckDBPyConnection, name: str, parameters: Mapping[str, Any] | None = None, /, **names: Names
 ) -> duckdb.DuckDBPyConnection:
-    """Run ``sql/<name>.sql`` with bound parameters. See `fill_identifiers` for names."""
+    """Run ``sql/<name>.sql`` with bound `parameters`. See `fill_identifiers` for names."""
     return connection.execute(fill_identifiers(statement(name), **names) if names else statement(name), parameters)
 
 

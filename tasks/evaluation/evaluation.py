@@ -85,8 +85,8 @@ class Evaluation:
 
 
 def bind_to_answers(database: str | Path, workload: Workload, run_id: str | None = None) -> Workload:
-    """The workload with the adapter of its newest answer (of a run, or of any), and with the settings that the model of
-    this answer decides, such as the labels of a classification head. Without an answer it stays as it is.
+    """The workload with the adapter of its newest answer in `database` (of `run_id`, or of any), and with the settings
+    that this answer's model decides, such as the labels of a classification head. Without an answer it stays as it is.
     See `bind_again`; raises `ModelError` as it does, or if the adapter is gone."""
     table = workload.output.table
     with connect(database, read_only=True) as connection:
@@ -146,7 +146,7 @@ def evaluate_answers(
 
 
 class Comparison:
-    """An evaluation on an open connection, within a transaction."""
+    """An evaluation, `evaluation_id`, on an open connection, within a transaction."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, workload: Workload, evaluation_id: str) -> None:
         self._connection, self._workload = connection, workload

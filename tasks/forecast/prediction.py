@@ -102,7 +102,7 @@ def hand_out(
 def find_fitting(
     order: Sequence[int], seconds: Sequence[float], num_engines: int, seconds_left: float
 ) -> dict[int, float]:
-    """The share that is done of each partition that begins before the deadline. See `hand_out`."""
+    """The share done of each partition that begins in `seconds_left`; each takes its `seconds`. See `hand_out`."""
     return {
         partition: 1.0 if end <= seconds_left else (seconds_left - begin) / seconds[partition]
         for partition, (begin, end) in hand_out(order, seconds, num_engines).items()

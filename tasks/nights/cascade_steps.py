@@ -8,7 +8,7 @@ from itertools import pairwise
 from engine.errors import ConfigError
 from tasks.cascades.cascade import Cascade, find_probability_columns
 from tasks.cascades.row_choice import Role
-from tasks.nights.graph import Step
+from tasks.nights.graph import NightStep
 from tasks.workloads.workload import Workload
 
 
@@ -24,8 +24,8 @@ class CascadeStep:
 
 
 def add_cascades(
-    steps: Sequence[Step], workloads: Mapping[str, Workload], cascades: Mapping[str, Cascade]
-) -> tuple[tuple[Step, ...], dict[str, Workload], dict[str, CascadeStep]]:
+    steps: Sequence[NightStep], workloads: Mapping[str, Workload], cascades: Mapping[str, Cascade]
+) -> tuple[tuple[NightStep, ...], dict[str, Workload], dict[str, CascadeStep]]:
     """The graph with one more step after each workload with a cascade, or two if a sample chooses the threshold. Steps
     that come after such a workload come after its last step.
 
@@ -37,7 +37,7 @@ def add_cascades(
     Raises:
         ConfigError: answers have no probability, or the cascade leads to the workload's own model.
     """
-    added, found, roles = list[Step](), dict(workloads), dict[str, CascadeStep]()
+    added, found, roles = list[NightStep](), dict(workloads), dict[str, CascadeStep]()
     last: dict[str, str] = {}
     for step in steps:
         added.append(step)
@@ -55,7 +55,7 @@ def add_cascades(
         for before, name in pairwise(chain):
             if name in found:
                 raise ConfigError(f"workload {step.name!r}: a step of its cascade is called {name!r}, as a workload")
-            added.append(Step(name=name, model=cascade.to, after=(before,)))
+            added.append(NightStep(name=name, model=cascade.to, after=(before,)))
             found[name] = replace(workloads[step.name], name=name, adapter=None)
     is_added = roles.keys() - last.keys()
     ordered = (

@@ -11,7 +11,7 @@ import duckdb
 from engine.errors import BatchloomError, ConfigError, DatabaseError
 from tasks.database.connection import connect, execute, quote_identifier, restrict_sql, set_option
 from tasks.database.schema import INPUT_TABLES, check_requests, check_schema, create_schema, list_relations
-from tasks.nights.graph import Step, plan_waves
+from tasks.nights.graph import NightStep, plan_waves
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload import Workload
@@ -27,7 +27,7 @@ def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping
     check_tables(workloads)
     names = [str(number) for number in range(len(workloads))]
     befores = [(), *((name,) for name in names)]
-    steps = tuple(Step(name=name, model="", after=after) for name, after in zip(names, befores, strict=False))
+    steps = tuple(NightStep(name=name, model="", after=after) for name, after in zip(names, befores, strict=False))
     for problem in find_query_problems(database, steps, dict(zip(names, workloads, strict=True)), attach):
         raise DatabaseError(problem)
 
@@ -48,7 +48,7 @@ def check_tables(workloads: Sequence[Workload]) -> None:
 
 
 def find_query_problems(
-    database: Path, steps: tuple[Step, ...], workloads: Mapping[str, Workload], attach: Mapping[str, str]
+    database: Path, steps: tuple[NightStep, ...], workloads: Mapping[str, Workload], attach: Mapping[str, str]
 ) -> list[str]:
     """Problems that keep the steps' queries from running, or their answers from being written; one line for each. A
     step after a step with a problem is not checked. The database is not changed.

@@ -13,7 +13,7 @@ Outcome = Literal["done", "failed", "skipped", "left"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class NightStep:
     """A workload of the night, the model that answers it, and the steps whose answers it reads, all by name."""
 
     name: str
@@ -29,7 +29,7 @@ class Wave:
     steps: tuple[str, ...]
 
 
-def check_graph(steps: Sequence[Step]) -> None:
+def check_graph(steps: Sequence[NightStep]) -> None:
     """Raise `ConfigError` if a name is used twice or unknown, or if steps wait for each other."""
     names = [step.name for step in steps]
     for step in steps:
@@ -45,7 +45,7 @@ def check_graph(steps: Sequence[Step]) -> None:
         raise ConfigError(f"workloads wait for each other: {' after '.join(cycle)}") from error
 
 
-def plan_waves(steps: Sequence[Step]) -> list[Wave]:
+def plan_waves(steps: Sequence[NightStep]) -> list[Wave]:
     """All steps in waves, each step after those that it reads, with the fewest possible model changes. A loaded model
     runs all steps that are or become ready. The next model is found by a breadth-first search over sets of finished
     steps; among equals, models that come first in `steps` go first."""
@@ -65,11 +65,11 @@ def plan_waves(steps: Sequence[Step]) -> list[Wave]:
     raise AssertionError("steps wait for each other")
 
 
-def _list_ready(steps: Iterable[Step], done: Collection[str]) -> list[Step]:
+def _list_ready(steps: Iterable[NightStep], done: Collection[str]) -> list[NightStep]:
     return [step for step in steps if step.name not in done and all(name in done for name in step.after)]
 
 
-def _run_model(steps: Sequence[Step], done: frozenset[str], model: str) -> tuple[frozenset[str], list[Wave]]:
+def _run_model(steps: Sequence[NightStep], done: frozenset[str], model: str) -> tuple[frozenset[str], list[Wave]]:
     """The finished steps, and the waves, after the model has run all steps that are ready or become so."""
     waves = []
     while ready := [step.name for step in _list_ready(steps, done) if step.model == model]:
@@ -79,7 +79,7 @@ def _run_model(steps: Sequence[Step], done: frozenset[str], model: str) -> tuple
 
 
 def run_waves(
-    steps: Sequence[Step], answer: Callable[[Wave], Mapping[str, Outcome]], has_time: Callable[[], bool]
+    steps: Sequence[NightStep], answer: Callable[[Wave], Mapping[str, Outcome]], has_time: Callable[[], bool]
 ) -> dict[str, Outcome]:
     """Run the waves of a night in order; steps that do not depend on a failed step are run. Returns step name to
     outcome.

@@ -21,7 +21,7 @@ from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from tasks.partitions.part import answer_batch, step_batch
 from tasks.prompts.text_codec import TextCodec
-from tasks.runs.infer_job import InferJob, Member
+from tasks.runs.infer_job import InferJob, JobMember
 from tasks.runs.progress import PartitionProgress
 from tasks.storage.artifact import ArtifactRef, list_whole, write_parquet, writing
 
@@ -76,7 +76,7 @@ class AttemptLog:
         return self.run_folder / "attempts" / f"starts-{self.partition:05d}"
 
     def write(self, path: Path, mode: Literal["ab", "wb"], content: bytes = b"") -> int:
-        """Append to the file or replace it; returns its size. Raises `ArtifactError` where that fails. See `open`."""
+        """Append `content` to `path` or replace it, by `mode`; returns its size. Raises `ArtifactError`. See `open`."""
         with writing(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with open(path, mode) as file:
@@ -95,7 +95,7 @@ replacement process keeps. Without it, the name is host and process id."""
 
 
 class PartitionWork:
-    """The answers and step records of a partition on disk: ``part-XXXXX*.parquet`` in ``parts/`` and ``steps/`` of each
+    """Answers and step records of a `partition` on disk: ``part-XXXXX*.parquet`` in ``parts/`` and ``steps/`` of each
     member's run folder. Answers go to the run of their workload; each run gets all step records. `upload_file` is
     called with each file that is written.
 
@@ -159,7 +159,7 @@ class PartitionWork:
         self._upload_file(path)
         return written
 
-    def _count(self, part: ArtifactRef, rows: pa.RecordBatch | pa.Table, member: Member) -> None:
+    def _count(self, part: ArtifactRef, rows: pa.RecordBatch | pa.Table, member: JobMember) -> None:
         self.parts.append(part)
         self.answered = np.union1d(self.answered, rows.column("row_id").to_numpy() + member.first_row_id)
         self.num_failed += pc.count(rows.column("error")).as_py()

@@ -128,7 +128,7 @@ def _find_spaces(codec: TextCodec, variables: Mapping[str, bool]) -> str:
 
 
 def render_around(space: str, system: str, codec: TextCodec, variables: Mapping[str, bool]) -> tuple[str, str]:
-    """The chat template's text around a message between two `space`. See `TextCodec.render_chat` for variables."""
+    """The text of the chat template (`system`, `variables`) around a message between two `space`. See `render_chat`."""
     placeholder = f"A  message, \"<'&{secrets.token_hex(16)}\n\n."
     messages = [{"role": "system", "content": system}] if system else []
     text = codec.render_chat([*messages, {"role": "user", "content": space + placeholder + space}], **variables)

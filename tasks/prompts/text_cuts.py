@@ -41,7 +41,7 @@ class TextCuts:
     added: tuple[str, ...]
 
     def last(self, text: str, start: int, end: int) -> int:
-        """The position of the last exact cut of a text between two positions, both included; at least 1, or -1 if there
+        """The position of the last exact cut of `text` from `start` to `end`, both included; at least 1, or -1 if there
         is none. See `find_cuts`."""
         end = min(end, len(text) - (2 if self.drops_space else 1))
         for position in range(end, max(start, 1) - 1, -1):

@@ -91,8 +91,8 @@ class Picture(NamedTuple):
 
 
 class Chart:
-    """A chart with two axes that begin at 0, and its marks. Spans and edges are left and right end on x; the tops,
-    levels and limits of marks are values on y; `kind` is a mark's CSS class."""
+    """A chart with two axes that begin at 0, and its marks. Each `span`, and each of `edges`, has a left and a right
+    end on x; `bottom` and `top`, `values`, `lows` and `highs` are values on y; `kind` is a mark's CSS class."""
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ class FailurePolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class JobMember:
     """One of the workloads whose rows are in one plan.
 
     Attributes:
@@ -114,7 +114,7 @@ class InferJob:
         keeps_base: the night also uses other adapters of the same model, see `Engine.load`.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[JobMember, ...]
     plan: ArtifactRef
     checkpoint: str
     model_digest: str
@@ -126,7 +126,7 @@ class InferJob:
     keeps_base: bool = False
 
     @property
-    def first(self) -> Member:
+    def first(self) -> JobMember:
         """The member whose run folder holds what is told and noted of the whole job."""
         return self.members[0]
 

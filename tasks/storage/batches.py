@@ -28,8 +28,8 @@ def needing_room(folder: str | Path) -> AbstractContextManager[None]:
 def spool(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: str | Path
 ) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Consume all batches, then give them again; beyond `MOST_BYTES_IN_MEMORY` they wait in an unnamed file in the
-    folder. See `needing_room`."""
+    """Consume all `batches` of a `schema`, then give them again; beyond `MOST_BYTES_IN_MEMORY` they wait in an unnamed
+    file in the folder. See `needing_room`."""
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with SpooledTemporaryFile(MOST_BYTES_IN_MEMORY, dir=str(folder)) as file:
         with needing_room(folder), pa.ipc.new_stream(file, schema, options=options) as writer:

@@ -106,7 +106,7 @@ def test_a_right_engine_is_timed_a_wrong_one_is_not(
     assert "old" not in text
     assert "wrong or failed, so no speed" in text
     assert "| absent | | | skipped" in text
-    assert (tmp_path / "end_to_end_tiny.svg").read_text().count("<rect") > 4 * len(found["engines"])
+    assert (tmp_path / "charts" / "end_to_end_tiny.svg").read_text().count("<rect") > 4 * len(found["engines"])
 
 
 def test_batchloom_itself_is_refused_a_speed_when_wrong(

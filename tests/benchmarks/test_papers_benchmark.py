@@ -133,7 +133,7 @@ def test_tables_are_run_kept_and_rendered(tmp_path: Path, monkeypatch: pytest.Mo
     assert papers.main([*options, "--render"]) == 0
     page = document.read_text()
     assert '| prefill | chunked | `prefill="chunked"` |' in page
-    pictures = re.findall(r"!\[[^\]]+\]\(([\w.]+)\)", page)
+    pictures = re.findall(r"!\[[^\]]+\]\(([\w./]+)\)", page)
     assert len(pictures) == 4 + 1 + 2 + 1 + 1 + 4
     for picture in pictures:
         ElementTree.parse(tmp_path / picture)

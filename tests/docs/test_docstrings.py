@@ -1,6 +1,7 @@
 """Docstrings and file lengths under test: public functions say what their parameters are, and no file is too long."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ FEWEST_PARAMETERS = 3
 """Functions of fewer parameters may leave `Args:` out."""
 
 DESCRIBES_PARAMETERS = re.compile(r"^\s*Args:$|\bSee `[^`]+`", re.MULTILINE)
+SPEAKING_TYPES = {"device", "dtype", "DuckDBPyConnection"}
+"""Of other packages; the classes of this one are described where they are defined."""
+NOT_DESCRIBED_YET = {"LayerPacker.__init__"}
 
 
 def is_exempt(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -19,9 +23,47 @@ def is_exempt(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(re.search(r"\boverload\b|\btriton\.jit\b", ast.unparse(one)) for one in function.decorator_list)
 
 
-def count_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def list_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
     parameters = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
-    return sum(parameter.arg not in ("self", "cls") for parameter in parameters)
+    return [parameter for parameter in parameters if parameter.arg not in ("self", "cls")]
+
+
+@functools.cache
+def read_definitions() -> tuple[dict[str, set[str]], set[str]]:
+    """By the name of a function or class its parameters, its fields, and what a class describes; the classes' names."""
+    names: dict[str, set[str]] = {}
+    classes = set()
+    for node in (node for path in FILES for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.setdefault(node.name, set()).update(parameter.arg for parameter in list_parameters(node))
+        elif isinstance(node, ast.ClassDef):
+            classes.add(node.name)
+            found = names.setdefault(node.name, set())
+            found.update(re.findall(r"`(\w+)`", ast.get_docstring(node) or ""))
+            for child in node.body:
+                if isinstance(child, ast.AnnAssign):
+                    found.add(ast.unparse(child.target))
+                elif isinstance(child, ast.FunctionDef) and child.name == "__init__":
+                    found.update(parameter.arg for parameter in list_parameters(child))
+    return names, classes
+
+
+def list_undescribed(function: ast.FunctionDef | ast.AsyncFunctionDef, docstring: str) -> list[str]:
+    """Parameters that the docstring does not name, what it refers to does not have, and whose type does not say it."""
+    if "Args:" in docstring:
+        return []
+    definitions, classes = read_definitions()
+    quoted = re.findall(r"``?([^`]+)``?", docstring)
+    named = set(re.findall(r"\w+", " ".join(quoted)))
+    for reference in quoted:
+        named |= definitions.get(reference.rpartition(".")[2], set())
+    return [
+        parameter.arg
+        for parameter in list_parameters(function)
+        if parameter.arg not in named
+        and not (classes | SPEAKING_TYPES)
+        & set(re.findall(r"\w+\b(?!\[)", ast.unparse(parameter.annotation or parameter)))
+    ]
 
 
 def list_public_functions(
@@ -40,7 +82,7 @@ def test_public_functions_of_many_parameters_describe_them() -> None:
         (path, name, function)
         for path in FILES
         for name, function in list_public_functions(ast.parse(path.read_text(encoding="utf-8")))
-        if count_parameters(function) >= FEWEST_PARAMETERS and not is_exempt(function)
+        if len(list_parameters(function)) >= FEWEST_PARAMETERS and not is_exempt(function)
     ]
     assert functions
     missing = [
@@ -49,6 +91,34 @@ def test_public_functions_of_many_parameters_describe_them() -> None:
         if not DESCRIBES_PARAMETERS.search(ast.get_docstring(function) or "")
     ]
     assert not missing, "\n".join(["neither `Args:` nor a reference (See `...`) in the docstring of:", *missing])
+
+
+def test_what_a_docstring_refers_to_describes_the_parameters() -> None:
+    missing = []
+    for path in FILES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = [(name, function, "") for name, function in list_public_functions(tree)]
+        for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name[0] != "_"):
+            functions += [
+                (f"{owner.name}.__init__", child, ast.get_docstring(owner) or "")
+                for child in owner.body
+                if isinstance(child, ast.FunctionDef) and child.name == "__init__"
+            ]
+        for name, function, class_docstring in functions:
+            if len(list_parameters(function)) < FEWEST_PARAMETERS or is_exempt(function) or name in NOT_DESCRIBED_YET:
+                continue
+            names = list_undescribed(function, f"{ast.get_docstring(function)}\n{class_docstring}")
+            if names:
+                missing.append(f"{path.relative_to(ROOT)}:{function.lineno} {name}: {', '.join(names)}")
+    assert not missing, "\n".join(["parameters that no docstring describes:", *missing])
+
+
+def test_a_reference_to_something_else_describes_nothing() -> None:
+    (function,) = ast.parse("def check(tensor: torch.Tensor, name: str, device: torch.device) -> None: ...").body
+    assert isinstance(function, ast.FunctionDef)
+    assert list_undescribed(function, "Raises. See `torch.Tensor`.") == ["tensor", "name"]
+    assert list_undescribed(function, "Raises for the tensor `name`. See `make_room`.") == ["tensor"]
+    assert list_undescribed(function, "Raises.\n\nArgs:\n    tensor, name: what.") == []
 
 
 def test_files_are_short() -> None:

@@ -39,7 +39,7 @@ from flows.nightly import nightly
 from tasks.forecast.hardware import choose_hardware
 from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
-from tasks.runs.infer_job import FailurePolicy, InferJob, Member, StopRequest
+from tasks.runs.infer_job import FailurePolicy, InferJob, JobMember, StopRequest
 from tasks.storage.artifact import ArtifactRef
 from tasks.workers import worker_pool, worker_process
 from tasks.workers.engine_team import EngineTeam
@@ -49,7 +49,7 @@ from tests.sources import make_job
 LATE_IMPORTS = (
     *("prefect.flow_engine", "prefect.task_engine", "prefect.utilities.visualization"),
     *("anyio._backends._asyncio", "fastapi", "numpy.ma", "pyarrow.dataset"),
-    *("engine.encoding.encoder_engine", "flows.nights.in_time", "flows.nights.together", "flows.proof"),
+    *("engine.encoding.encoder_engine", "flows.in_time", "flows.nights.together", "flows.proof"),
 )
 """Modules that a night imports."""
 
@@ -177,7 +177,7 @@ def work(order: dict[str, Any]) -> int:
         partition, job = order["infer"]
         (member,) = job["members"]
         member |= {"workload": load_workload(member["workload"]["source"]), "run_folder": Path(member["run_folder"])}
-        job |= {"plan": ArtifactRef(**job["plan"]), "members": (Member(**member),)}
+        job |= {"plan": ArtifactRef(**job["plan"]), "members": (JobMember(**member),)}
         job |= {"engine": EngineConfig(**job["engine"]), "failures": FailurePolicy(**job["failures"])}
         infer.fn(partition, InferJob(**job))
         return 0

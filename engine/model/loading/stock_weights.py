@@ -62,8 +62,8 @@ def has_output_layer(folder: Path) -> bool:
 def empty_stock_model(
     config: transformers.PretrainedConfig, folder: Path, dtype: torch.dtype
 ) -> transformers.PreTrainedModel:
-    """A checkpoint's model, or one rank's share of it, with weights on the meta device, but with rotary frequencies;
-    its folder's generation_config.json is read. See `read_config`."""
+    """A checkpoint's model by its `config`, or one rank's share, with weights on the meta device, but with rotary
+    frequencies; its folder's generation_config.json is read. See `read_config`."""
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):
@@ -94,7 +94,7 @@ def load_weights(
     """Reads a checkpoint's weights onto a device; also returns whether it has an output layer, which embedding models
     and classifiers do not need. Raises `ModelError` if a file is damaged, weights are missing, which transformers would
     initialise randomly, or they are quantized in a way that transformers does not know, or does not unpack while it
-    reads them. See `read_config`."""
+    reads them. See `read_config`, which reads `config`."""
     folder = unpack_gguf(folder)
     check_layers(folder)
     quantization = getattr(config, "quantization_config", None)

@@ -144,7 +144,7 @@ def _why_not(
 
 
 class QuantizedModel(Model):
-    """A `Model` on the CPU with quantized weights; `skeleton` is the same model on the meta device."""
+    """A `Model` on the CPU with quantized `weights`; `skeleton` is the same model on the meta device."""
 
     def __init__(self, skeleton: Any, weights: QuantizedWeights, device: torch.device) -> None:
         super().__init__(skeleton, device=device, owns_weights=True)

@@ -112,7 +112,7 @@ def check_groups(requests: Sequences[Request], groups: Sequences[PrefixGroup]) -
 def owners_by_answer(
     requests: Sequences[Request], indices: Sequences[int], skipped: Collection[int] = ()
 ) -> list[tuple[int, ...]]:
-    """Indices of requests with one prompt, grouped by `Request.answer_key`. See `schedule_groups`."""
+    """`indices` of requests with one prompt, grouped by `Request.answer_key`. See `schedule_groups`."""
     owners: dict[object, list[int]] = {}
     for index in indices:
         if index not in skipped:

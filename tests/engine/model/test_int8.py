@@ -55,7 +55,7 @@ def alone(checkpoint: Path) -> Answers:
 
 
 @pytest.mark.slow
-@settings(max_examples=6)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_answers_do_not_depend_on_the_batch(data: st.DataObject, checkpoint: Path, alone: Answers) -> None:
     """In steps of any size."""

@@ -19,10 +19,9 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.sorting import FlowRunSort
 
 from engine.errors import ConfigError, NightError
-from flows import prediction
+from flows import in_time, prediction
 from flows.cli import batchloom
 from flows.command.run_flow import run_flow
-from flows.nights import in_time
 from flows.nights.night import night
 from flows.nights.night_file import load_night
 from tasks.nights.pace import Pace

@@ -19,7 +19,7 @@ from flows.cli import batchloom
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.quality.sample_page import render_sample, show_value
-from flows.quality.text_page import publish_page
+from flows.text_page import publish_page
 from sql import statement
 from tasks.forecast.sampled import mean_of
 from tasks.sample import AnsweredRow, Sample, choose_rows, list_answer_lengths

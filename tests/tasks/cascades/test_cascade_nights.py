@@ -19,7 +19,7 @@ from tasks.cascades.row_choice import RowChoice
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.nights.cascade_steps import CascadeStep, add_cascades
-from tasks.nights.graph import Outcome, Step, Wave, run_waves
+from tasks.nights.graph import NightStep, Outcome, Wave, run_waves
 from tasks.partitions.part import part_schema
 from tasks.read import read
 from tasks.runs.run import Run, make_runs_folder
@@ -85,7 +85,7 @@ class Nights:
             workloads[name] = load_workload(folder / f"{name}.toml")
             cascade = self.random.choice(CASCADES)
             model = "small" if cascade else self.random.choice(["small", "large"])
-            steps.append(Step(name=name, model=model, after=tuple(before)))
+            steps.append(NightStep(name=name, model=model, after=tuple(before)))
             cascades |= {name: cascade} if cascade else {}
         self.before = {step.name: step.after for step in steps}
         self.models = {step.name: step.model for step in steps}

@@ -56,7 +56,7 @@ def make_workload(folder: Path, number: int, parts: list[str]) -> Workload:
     return load_workload(path)
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(
         st.tuples(*[st.sampled_from(["red house", "blue house by the sea", "x"])] * 3), min_size=1, max_size=8

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.nights.allotment import Allotment, Portion, allot, begin_wave
-from tasks.nights.graph import Outcome, Step, Wave, run_waves
+from tasks.nights.graph import NightStep, Outcome, Wave, run_waves
 
 MODELS = {"a": "small", "b": "large", "c": "large"}
 LOADS = {"small": 2.0, "large": 20.0}
@@ -46,7 +46,7 @@ def test_a_night_over_a_fake_clock_keeps_time_for_what_comes_first(
     found: list[Portion], deadline: int, factor: float
 ) -> None:
     """Steps take `factor` times their forecast. However wrong it is, no wave takes what is kept for a later one."""
-    steps = [Step(name=name, model=model) for name, model in MODELS.items()]
+    steps = [NightStep(name=name, model=model) for name, model in MODELS.items()]
     shares = allot(found, MODELS, LOADS, deadline)
     kept = {name: share.seconds for name, share in shares.items()}
     clock, done, loaded = 0.0, dict.fromkeys(MODELS, 0.0), ""

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from tasks.nights.graph import Outcome, Step, Wave, check_graph, plan_waves, run_waves
+from tasks.nights.graph import NightStep, Outcome, Wave, check_graph, plan_waves, run_waves
 
 
 @st.composite
-def graphs(draw: st.DrawFn, most: int = 8) -> list[Step]:
+def graphs(draw: st.DrawFn, most: int = 8) -> list[NightStep]:
     """Steps in any order of the file, each after some of those before it in a hidden order."""
     names = [f"s{number}" for number in range(draw(st.integers(1, most)))]
     steps = [
-        Step(
+        NightStep(
             name=name,
             model=draw(st.sampled_from("abc")),
             after=tuple(draw(st.sets(st.sampled_from(names[:number]), max_size=3))) if number else (),
@@ -29,7 +29,7 @@ def count_loads(models: list[str]) -> int:
     return sum(now != before for now, before in zip(models, ["", *models], strict=False))
 
 
-def fewest_loads(steps: list[Step]) -> int:
+def fewest_loads(steps: list[NightStep]) -> int:
     """Over every order of the steps that the graph allows."""
     found = len(steps)
     for order in permutations(steps):
@@ -45,7 +45,7 @@ def fewest_loads(steps: list[Step]) -> int:
 
 @settings(deadline=None, max_examples=100)
 @given(graphs())
-def test_every_step_is_in_one_wave_after_those_that_it_reads(steps: list[Step]) -> None:
+def test_every_step_is_in_one_wave_after_those_that_it_reads(steps: list[NightStep]) -> None:
     check_graph(steps)
     by_name = {step.name: step for step in steps}
     done: set[str] = set()
@@ -65,13 +65,13 @@ def test_every_step_is_in_one_wave_after_those_that_it_reads(steps: list[Step]) 
 
 @settings(deadline=None, max_examples=60)
 @given(graphs(most=6))
-def test_no_order_loads_models_less_often(steps: list[Step]) -> None:
+def test_no_order_loads_models_less_often(steps: list[NightStep]) -> None:
     assert count_loads([wave.model for wave in plan_waves(steps)]) == fewest_loads(steps)
 
 
 @settings(deadline=None, max_examples=100)
 @given(graphs(), st.data())
-def test_a_night_over_a_fake_clock(steps: list[Step], data: st.DataObject) -> None:
+def test_a_night_over_a_fake_clock(steps: list[NightStep], data: st.DataObject) -> None:
     """Steps take random seconds, some fail, the deadline comes at some time: nothing runs twice, nothing is lost."""
     after = {step.name: step.after for step in steps}
     seconds = {name: data.draw(st.integers(1, 10)) for name in after}
@@ -109,7 +109,7 @@ def test_a_night_over_a_fake_clock(steps: list[Step], data: st.DataObject) -> No
 
 @settings(deadline=None, max_examples=50)
 @given(graphs(), st.data())
-def test_a_killed_night_goes_on_with_the_steps_that_are_left(steps: list[Step], data: st.DataObject) -> None:
+def test_a_killed_night_goes_on_with_the_steps_that_are_left(steps: list[NightStep], data: st.DataObject) -> None:
     """A step's rows that are in the tables are not read again, so the second night finds nothing to do in them."""
     num_until_kill = data.draw(st.integers(0, len(steps)))
     answered: list[str] = []
@@ -144,9 +144,9 @@ def test_a_killed_night_goes_on_with_the_steps_that_are_left(steps: list[Step], 
 )
 def test_what_is_no_graph(after: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_graph([Step(name=name, model="m", after=(other,) if other else ()) for name, other in after.items()])
+        check_graph([NightStep(name=name, model="m", after=(other,) if other else ()) for name, other in after.items()])
 
 
 def test_a_name_is_used_once() -> None:
     with pytest.raises(ConfigError, match="'a' is there 2 times"):
-        check_graph([Step(name="a", model="m"), Step(name="a", model="n")])
+        check_graph([NightStep(name="a", model="m"), NightStep(name="a", model="n")])

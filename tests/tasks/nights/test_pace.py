@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows.nights.in_time import submit_in_time
+from flows.in_time import submit_in_time
 from tasks.nights.pace import Pace
 from tasks.runs.infer_job import StopRequest
 from tasks.runs.run import Run

@@ -42,7 +42,7 @@ class ScaledRows:
 
     @classmethod
     def empty(cls, num_rows: int, size: int, dtype: torch.dtype, device: torch.device) -> "ScaledRows":
-        """Uninitialised rows. See `ScaledRows`."""
+        """`num_rows` uninitialised rows of `size` numbers. See `ScaledRows`."""
         scales = torch.empty((num_rows, 1), dtype=torch.float32, device=device)
         return cls(torch.empty((num_rows, size), dtype=dtype, device=device), scales)
 

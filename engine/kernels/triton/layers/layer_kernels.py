@@ -287,7 +287,7 @@ def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
 def check_tensor(
     name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raises `ValueError` for a tensor that a launch does not support. See `torch.Tensor`."""
+    """Raises `ValueError`, with `name`, unless `tensor` has this `shape`, `dtype` and `device`. See `torch.Tensor`."""
     if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device or tensor.stride(-1) != 1:
         raise ValueError(
             f"{name} must be {dtype} {list(shape)} on {device} and contiguous along its last dimension, "

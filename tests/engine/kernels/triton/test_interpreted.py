@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.kernels.interpreted.cases import CASES
-from tests.engine.kernels.interpreted.program import SPECIAL
+from tests.engine.kernels.triton.cases import CASES
+from tests.engine.kernels.triton.program import SPECIAL
 from tests.interpreting import INTERPRETING
 
 ROOT = Path(__file__).parents[4]
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[4]
 def results() -> dict[str, dict]:
     """What the interpreter found, by case. One process: the environment decides at import whether Triton interprets."""
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.engine.kernels.interpreted.program"],
+        [sys.executable, "-W", "error", "-m", "tests.engine.kernels.triton.program"],
         cwd=ROOT, env=os.environ | INTERPRETING, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-4000:]

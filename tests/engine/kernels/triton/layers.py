@@ -20,7 +20,7 @@ from engine.kernels.reference import paged_attention_ref
 from engine.kernels.scoring import Scoring
 from engine.kernels.triton.layers.layer_kernels import add_rms_norm, rotate_and_write_kv, swiglu
 from engine.kernels.triton.triton_attention import TritonAttention
-from tests.engine.kernels.interpreted.cases import BACKENDS, GUARD, MIXED
+from tests.engine.kernels.triton.cases import BACKENDS, GUARD, MIXED
 from tests.engine.kernels.twins import add_rms_norm_ref, rotate_and_write_kv_ref, swiglu_ref
 
 RELATIVE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}

@@ -15,7 +15,7 @@ from engine.kernels.scoring import Scoring
 from engine.model.loading.checkpoint import cache_folder
 from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
-from tests.engine.kernels.native_calls import rms_norm, rotate_and_write_kv
+from tests.engine.kernels.cpu.native_calls import rms_norm, rotate_and_write_kv
 from tests.engine.kernels.ragged_batches import CPU_FLAGS
 from tests.engine.kernels.twins import experts_ref
 

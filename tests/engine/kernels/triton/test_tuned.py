@@ -30,7 +30,7 @@ from engine.kernels.triton.tuned import CONFIG_FOLDER, Launch, load_tuned
 from engine.kernels.triton.work_list import build_work_list
 from tests.interpreting import INTERPRETING
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ARCHITECTURES = ("sm_80", "sm_90", "gfx90a", "gfx942", "default", "interpreter")
 
 

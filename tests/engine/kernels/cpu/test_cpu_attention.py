@@ -17,7 +17,7 @@ from engine.kernels.cpu.torch_attention import CpuAttention
 from engine.kernels.scoring import Scoring
 from engine.kernels.torch_output_layer import mask_logits
 from tests.engine.kernels.compiled_units import PLAIN, VECTORS, compiled
-from tests.engine.kernels.native_calls import rms_norm, rotate_and_write_kv
+from tests.engine.kernels.cpu.native_calls import rms_norm, rotate_and_write_kv
 from tests.engine.kernels.ragged_batches import BATCHES, BLOCK_SIZE, CPU_FLAGS, NATIVE_BATCHES, NO_RULE, Layout
 
 NUM_BLOCKS = 300

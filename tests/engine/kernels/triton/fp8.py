@@ -25,8 +25,8 @@ from engine.kernels.triton.layers.fp8 import (
     scaled_linear,
 )
 from engine.kernels.triton.layers.layer_kernels import add_rms_norm, rotate_and_write_kv
-from tests.engine.kernels.interpreted.cases import BACKENDS, MIXED, decode
-from tests.engine.kernels.interpreted.layers import (
+from tests.engine.kernels.triton.cases import BACKENDS, MIXED, decode
+from tests.engine.kernels.triton.layers import (
     EPSILON,
     Findings,
     LaunchCounter,

@@ -18,7 +18,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 @pytest.fixture(scope="module")
 def answers(tiny_checkpoint: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
     """What engine_program.py finds, by family. One process for all, which imports once."""
-    program = ["-W", "error", "-m", "tests.engine.kernels.interpreted.engine_program"]
+    program = ["-W", "error", "-m", "tests.engine.kernels.triton.engine_program"]
     ended = subprocess.run(
         [sys.executable, *program, *(str(tiny_checkpoint(family)) for family in FAMILIES)],
         env=os.environ | INTERPRETING, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=600,

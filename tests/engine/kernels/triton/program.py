@@ -24,10 +24,10 @@ from engine.kernels.triton.device_work import DeviceWork, WorkCapacity
 from engine.kernels.triton.draw_kernel import BLOCK, draw_tokens
 from engine.kernels.triton.triton_attention import TritonAttention
 from engine.kernels.triton.work_list import RowField, TileField, WorkList
-from tests.engine.kernels.interpreted.cases import CASES, GUARD, MIXED, Case, Inputs, decode, make_backend, make_inputs
-from tests.engine.kernels.interpreted.fp8 import RUNS as FP8_RUNS
-from tests.engine.kernels.interpreted.layers import RUNS
 from tests.engine.kernels.random_rows import is_a_close_call, make_hard_rows, make_rows
+from tests.engine.kernels.triton.cases import CASES, GUARD, MIXED, Case, Inputs, decode, make_backend, make_inputs
+from tests.engine.kernels.triton.fp8 import RUNS as FP8_RUNS
+from tests.engine.kernels.triton.layers import RUNS
 from tests.engine.kernels.twins import write_kv_ref
 
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}

@@ -44,7 +44,7 @@ from tasks.runs.infer_job import FailurePolicy
 from tests.flows.distributed.worker_watch import wait_until
 from tests.tiny_encoders import save_encoder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STOPPED = "nightly: stopped; what is answered is kept, and the next run does the rest"
 OPTIONS = ("--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "128")
 
