@@ -26,6 +26,7 @@ from engine.model.adapters.adapter import Adapter
 from engine.model.compiling import compile_if_long
 from engine.model.loading.checkpoint import is_quantized, resolve_checkpoint
 from engine.model.model import Model
+from engine.model.plain.plain_checkpoint import read_plain_config
 from engine.planning.group import PrefixGroup
 from engine.pooling.pooler import causal_pooler, why_too_many
 from engine.request import Request
@@ -117,11 +118,15 @@ class Engine(BatchCalls):
             return lead(partial(cls.load, source, config), Path(source), config)
         use_device(device)
         use_threads(config.num_threads)
+        if shard is None and (not isinstance(source, Path) or read_plain_config(source) is None):
+            from engine.model.proof.probe import prove_source  # seconds to import
+
+            prove_source(source, Engine)
         loaded: Model | None = None
         if shard is None and not is_adapted and isinstance(source, Path) and is_quantized(source):
             from engine.model.quantized.quantized_model import load_quantized  # imported only when needed
 
-            loaded = load_quantized(source, config, device, make_engine=cls)
+            loaded = load_quantized(source, config, device)
         if loaded is None:
             how: dict[str, Any] = {"dtype": find_dtype(config.dtype, device), "device": device}
             if shard is not None:
@@ -131,9 +136,9 @@ class Engine(BatchCalls):
             elif is_adapted:
                 from engine.model.adapters.adapted_model import AdaptedModel
 
-                loaded = AdaptedModel.load_with(adapter, source, **how, make_engine=cls, keeps_base=keeps_base)
+                loaded = AdaptedModel.load_with(adapter, source, **how, keeps_base=keeps_base)
             else:
-                loaded = Model.load(source, **how, make_engine=cls)
+                loaded = Model.load(source, **how)
         return cls(loaded, config, source if isinstance(source, Path) else None)
 
     def use_adapter(self, adapter: Adapter | None) -> None:

@@ -3,7 +3,7 @@
 import logging
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,9 +40,6 @@ from engine.model.quantized.gguf_weights import GgufWeights
 from engine.model.quantized.grouped_weights import GroupedWeights
 from engine.model.quantized.mapped_tensors import quantized_library
 
-if TYPE_CHECKING:
-    from engine.model.proof.tiny_run import MakeEngine
-
 QuantizedWeights = GgufWeights | GroupedWeights
 Parts = list[QuantizedColumns]
 
@@ -51,26 +48,19 @@ LOGGER = logging.getLogger("batchloom.engine")
 _announce = cache(LOGGER.info)  # logs the same message once, although a forecast looks again
 
 
-def load_quantized(
-    folder: Path, config: EngineConfig, device: torch.device, *, make_engine: "MakeEngine"
-) -> "QuantizedModel | None":
+def load_quantized(folder: Path, config: EngineConfig, device: torch.device) -> "QuantizedModel | None":
     """A model with its weights left quantized; None if they are unpacked instead, which is logged for dtype "auto".
 
     Args:
         folder: of a checkpoint for which `is_quantized` is true.
         config: its dtype is "quantized" or "auto" where weights are to stay quantized.
         device: where the model will be computed.
-        make_engine: see `Model.load`.
     Raises:
         ModelError: the checkpoint or this machine is not supported; for a GGUF file only if dtype is "quantized".
     """
     weights = find_quantized(folder, config, device)
     if weights is None:
         return None
-    if not is_plain((values := read_config_of(folder)).to_dict()):
-        from engine.model.proof.probe import prove  # it imports engines
-
-        prove(values, make_engine)
     dtype = find_quantized_dtype()
     unpacking = f"; dtype {dtype_name(dtype)} would unpack them" if isinstance(weights, GgufWeights) else ""
     LOGGER.info("weights stay quantized as in %s%s", weights.file.name, unpacking)
