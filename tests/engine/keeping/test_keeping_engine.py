@@ -295,6 +295,12 @@ def test_all_is_computed_once_the_index_is_damaged(
     assert sorted(lines) == ["no more prefixes are kept", "no more prefixes are read"]
 
 
+def test_what_is_no_function_of_steps_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    engine = keeping(tiny_llama, tmp_path)
+    with pytest.raises(ConfigError, match="on_step must be a function of step records, got 'x'"):
+        list(engine.run_plan([], [], on_step="x"))  # type: ignore[arg-type]
+
+
 def test_a_new_architecture_is_proven_without_a_warning_about_prefixes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
