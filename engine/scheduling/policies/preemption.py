@@ -10,7 +10,7 @@ The running request that was admitted last is preempted. Idle prefixes are evict
     it ends with an error. The only running request is never killed: alone it fits once idle prefixes are evicted.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ def _preempt(scheduler: "Scheduler", sequence: Sequence, step: "Step") -> None:
     if scheduler.config.preemption == "kill" and queues.num_running > 1:
         step.killed.append(sequence)
         scheduler.drop(sequence, "error")
-        queues.prefixes = {node: waiting for node, waiting in queues.prefixes.items() if node.holds_blocks}
+        queues.forget_released_prefixes()
         return
     if sequence.label >= 0 and sequence.num_computed > sequence.num_suffix:
         sequence.start_label(sequence.label)  # later labels need the KV that windows see at the prompt's end, too
@@ -51,8 +51,7 @@ def _preempt(scheduler: "Scheduler", sequence: Sequence, step: "Step") -> None:
         sequence.free_blocks(scheduler.pool)
     else:
         sequence.release(scheduler.pool)
-    queues.stop(sequence)
-    queues.ready.appendleft(sequence)
+    queues.requeue(sequence)
 
 
 def evict_idle_prefixes(scheduler: "Scheduler") -> None:
@@ -66,9 +65,7 @@ def evict_idle_prefixes(scheduler: "Scheduler") -> None:
     kept, nodes = set(chains[0]), set(chain.from_iterable(chains))
     for node in sorted(nodes - kept, key=lambda node: -node.start):
         node.release(scheduler.pool)
-    queues.ready.clear()
-    queues.prefixes.clear()
-    queues.waiting_groups = deque(groups)
+    queues.restart(groups)
 
 
 class SwapSpace:
