@@ -20,7 +20,6 @@ from engine.execution.output import Decoder, TokenSampler, complete
 from engine.execution.overlapped_run import can_overlap, run_overlapped
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, run_steps
-from engine.execution.swap_space import make_swap_space
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
 from engine.model.compiling import compile_if_long
@@ -31,6 +30,7 @@ from engine.planning.group import PrefixGroup
 from engine.pooling.pooler import causal_pooler, why_too_many
 from engine.request import Request
 from engine.scheduling.admission import make_pool
+from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import check_groups, schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
@@ -209,7 +209,7 @@ class Engine(BatchCalls):
             schedule_groups(requests, groups, impossible, config, make_node),
             pool=make_pool(config, cache.num_blocks, cache.layout.windows),
             config=config,
-            swap=make_swap_space(config, cache, self._model.device) if config.preemption == "swap" else None,
+            swap=SwapSpace.of_run(config, cache, self._model.device) if config.preemption == "swap" else None,
             lookup=make_lookup(self._model, sampler) if config.prompt_lookup == "always" else None,
         )
         late: list[Sequence] = []

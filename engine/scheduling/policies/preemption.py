@@ -15,11 +15,15 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from engine.config import EngineConfig
+from engine.device.free_memory import free_host_bytes
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
+    import torch
+
     from engine.kv.kv_cache import KVCache
     from engine.scheduling.scheduler import Scheduler
     from engine.scheduling.step import Step
@@ -77,6 +81,17 @@ class SwapSpace:
         self._kept: dict[Sequence, Any] = {}
         self.num_blocks = num_blocks
         self.num_used = 0
+
+    @classmethod
+    def of_run(cls, config: EngineConfig, cache: "KVCache", device: "torch.device") -> "SwapSpace":
+        """One of `swap_memory_bytes`; "auto" is the size of the KV memory, at most half of the free memory. See
+        `SwapSpace`; `device` computes the run."""
+        if config.swap_memory_bytes == "auto":
+            num_bytes = min(cache.num_blocks * cache.block_bytes, free_host_bytes() // 2)
+        else:
+            num_bytes = config.swap_memory_bytes
+        # Pinned memory is allocated in powers of two, up to twice the size that is asked for.
+        return cls(cache, (num_bytes if device.type == "cpu" else num_bytes // 2) // cache.block_bytes)
 
     def holds(self, sequence: Sequence) -> bool:
         return sequence in self._kept
