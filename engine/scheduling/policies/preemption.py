@@ -84,8 +84,13 @@ class SwapSpace:
 
     @classmethod
     def of_run(cls, config: EngineConfig, cache: "KVCache", device: "torch.device") -> "SwapSpace":
-        """One of `swap_memory_bytes`; "auto" is the size of the KV memory, at most half of the free memory. See
-        `SwapSpace`; `device` computes the run."""
+        """The swap space of a run.
+
+        Args:
+            config: its `swap_memory_bytes`; "auto" is the size of the KV memory, at most half of the free memory.
+            cache: the run's KV memory.
+            device: computes the run.
+        """
         if config.swap_memory_bytes == "auto":
             num_bytes = min(cache.num_blocks * cache.block_bytes, free_host_bytes() // 2)
         else:
