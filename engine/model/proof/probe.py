@@ -20,7 +20,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Pret
 from engine.code_versions import code_versions
 from engine.errors import ModelError
 from engine.kernels.cpu.native_build import NativeBuildError, load_library
-from engine.model.loading.checkpoint import cache_folder, is_plain
+from engine.model.loading.checkpoint import cache_folder, is_plain, is_quantized
 from engine.model.loading.stock_weights import read_config
 from engine.model.proof.diagnosis import explain
 from engine.model.proof.tiny_model import shrink
@@ -39,6 +39,8 @@ def prove_source(source: Path | PreTrainedModel, make_engine: MakeEngine) -> Non
         raise ModelError(
             f"a loaded model must have an output layer (AutoModelForCausalLM), got {type(source).__name__}"
         )
+    if isinstance(source, Path):
+        is_quantized(source)  # refuses a quantization_config of which transformers would not say what is wrong
     config = read_config(source) if isinstance(source, Path) else source.config
     if not is_plain(config.to_dict()):
         prove(config, make_engine)
