@@ -20,16 +20,17 @@ from engine.execution.output import Decoder, TokenSampler, complete
 from engine.execution.overlapped_run import can_overlap, run_overlapped
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, run_steps
-from engine.execution.swap_space import make_swap_space
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
 from engine.model.compiling import compile_if_long
 from engine.model.loading.checkpoint import is_quantized, resolve_checkpoint
 from engine.model.model import Model
+from engine.model.plain.plain_checkpoint import read_plain_config
 from engine.planning.group import PrefixGroup
 from engine.pooling.pooler import causal_pooler, why_too_many
 from engine.request import Request
 from engine.scheduling.admission import make_pool
+from engine.scheduling.policies.preemption import SwapSpace
 from engine.scheduling.policies.sharing import check_groups, schedule_groups
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.scheduler import Scheduler
@@ -117,11 +118,15 @@ class Engine(BatchCalls):
             return lead(partial(cls.load, source, config), Path(source), config)
         use_device(device)
         use_threads(config.num_threads)
+        if shard is None and (not isinstance(source, Path) or read_plain_config(source) is None):
+            from engine.model.proof.probe import prove_source  # seconds to import
+
+            prove_source(source, Engine)
         loaded: Model | None = None
         if shard is None and not is_adapted and isinstance(source, Path) and is_quantized(source):
             from engine.model.quantized.quantized_model import load_quantized  # imported only when needed
 
-            loaded = load_quantized(source, config, device, make_engine=cls)
+            loaded = load_quantized(source, config, device)
         if loaded is None:
             how: dict[str, Any] = {"dtype": find_dtype(config.dtype, device), "device": device}
             if shard is not None:
@@ -131,9 +136,9 @@ class Engine(BatchCalls):
             elif is_adapted:
                 from engine.model.adapters.adapted_model import AdaptedModel
 
-                loaded = AdaptedModel.load_with(adapter, source, **how, make_engine=cls, keeps_base=keeps_base)
+                loaded = AdaptedModel.load_with(adapter, source, **how, keeps_base=keeps_base)
             else:
-                loaded = Model.load(source, **how, make_engine=cls)
+                loaded = Model.load(source, **how)
         return cls(loaded, config, source if isinstance(source, Path) else None)
 
     def use_adapter(self, adapter: Adapter | None) -> None:
@@ -204,7 +209,7 @@ class Engine(BatchCalls):
             schedule_groups(requests, groups, impossible, config, make_node),
             pool=make_pool(config, cache.num_blocks, cache.layout.windows),
             config=config,
-            swap=make_swap_space(config, cache, self._model.device) if config.preemption == "swap" else None,
+            swap=SwapSpace.of_run(config, cache, self._model.device) if config.preemption == "swap" else None,
             lookup=make_lookup(self._model, sampler) if config.prompt_lookup == "always" else None,
         )
         late: list[Sequence] = []

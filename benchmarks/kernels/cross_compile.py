@@ -7,7 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.triton import draw_kernel, fused, merge, triton_attention
+from engine.kernels.triton import draw_kernel, fused, merge
 from engine.kernels.triton.layers import fp8, kv_copy, layer_kernels
 from engine.kernels.triton.tuned import Launch
 
@@ -139,7 +139,7 @@ def compile_named(
     """A kernel beside attention, as Triton's compiled object.
 
     Args:
-        name: "merge" (relay's), "write_kv", "add_rms_norm", "rotate_and_write_kv", "swiglu" or "draw"; with is_fp8
+        name: "merge" (relay's), "add_rms_norm", "rotate_and_write_kv", "swiglu" or "draw"; with is_fp8
             also "quantize_rows" (attention's result), "quantized_swiglu" or "copy_kv" (from 8 to 16 bits).
         is_fp8: the kernel writes, or copies, the architecture's 8-bit format.
         size, inner_size: numbers in a row of the residual stream, and between the products of an MLP.
@@ -159,7 +159,6 @@ def compile_named(
             merge._merge_kernel, 4, {"rows": "*i32"},
             {"NUM_Q_HEADS": 32, "HEAD_DIM": head_dim, "M": 16, "HAS_SINKS": True},
         ),
-        "write_kv": (triton_attention._write_kv_kernel, 4, {}, heads | {"NUM_KV_HEADS_PADDED": 8}),
         "add_rms_norm": (
             layer_kernels._add_rms_norm_kernel, layer_kernels.norm_warps(size_padded), {"normed": f"*{written}"},
             {"HAS_ADDEND": True, "HAS_ROWS": has_rows} | row | rounding,

@@ -163,7 +163,7 @@ def report(architecture: str, every: str) -> Iterator[Resources]:
             element = "bf16" if bits == 16 else "fp32"
             compiled = compile_attention(architecture, launch, element=element, head_dim=head_dim)
             yield resources_of(name, architecture, compiled)
-        for name in ("merge", "write_kv", "add_rms_norm", "rotate_and_write_kv", "swiglu", "draw"):
+        for name in ("merge", "add_rms_norm", "rotate_and_write_kv", "swiglu", "draw"):
             yield resources_of(name, architecture, compile_named(name, architecture))
         return
     decode, *_, mixed = load_tuned(architecture, element_bits=16, head_dim=128).launches

@@ -19,6 +19,11 @@ def free_memory_bytes(device: "torch.device") -> int:
 
         reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # freed, kept by torch
         return int(torch.cuda.mem_get_info(device)[0]) + reusable
+    return free_host_bytes()
+
+
+def free_host_bytes() -> int:
+    """As `free_memory_bytes`, of the host."""
     free = _meminfo_available_bytes()
     try:
         limit, used = (_CGROUP / "memory.max").read_text().strip(), int((_CGROUP / "memory.current").read_text())

@@ -1,6 +1,6 @@
 """The engine's loop with two processes: a worker computes steps of prompts while this process decodes.
 
-A step of prompts is marked as computed when it is sent, because the worker computes its steps in order. Its requests
+A step of prompts counts as computed once it is sent, because the worker computes its steps in order. Its requests
 decode once its KV is in this process. No request is preempted while a step in flight still writes KV.
 """
 
@@ -14,7 +14,6 @@ from engine.disaggregation.prefill_client import PrefillClient
 from engine.execution.memory_budget import resolve_prefill_device
 from engine.execution.output import TokenSampler
 from engine.execution.step_runner import CommittedSteps, Forward, StepRunner
-from engine.scheduling.policies.preemption import evict_idle_prefixes
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 
@@ -56,36 +55,22 @@ def run_disaggregated(
     """
     in_flight: deque[Step] = deque()
 
-    def send_prompts(step: Step | None) -> None:
-        """Sends as many steps as may be in flight; the first is `step`, which may have counted preemptions."""
-        while worker.can_send:
-            step = step or scheduler.new_step()
-            scheduler.queues.add_prompts(step)
-            scheduler.finalize(step)
-            if step.is_empty:
-                return
+    def send_prompts() -> None:
+        """Sends as many steps as may be in flight."""
+        while worker.can_send and not (step := scheduler.schedule("prompts")).is_empty:
             worker.send(step.build_batch(), is_compiled=is_compiled)
-            scheduler.mark_computed(step)
             in_flight.append(step)
-            step = None
 
     while scheduler.num_unfinished:
-        decodes = scheduler.new_step()
-        scheduler.add_decodes(decodes, may_preempt=not in_flight)
-        scheduler.finalize(decodes)
-        has_decodes = not decodes.is_empty
+        decodes = scheduler.schedule("decodes")
+        sampler.prepare(decodes)
+        batch = None if decodes.is_empty else decodes.build_batch()
         if not decodes.is_blocked:  # else the steps in flight end first, so that a request can be preempted
-            send_prompts(None if has_decodes else decodes)
-        if has_decodes:
-            sampler.prepare(decodes)
-            hidden = forward(decodes.build_batch())
-            tokens = sampler.sample(hidden, decodes).wait()
+            send_prompts()
+        if batch is not None:
+            tokens = sampler.sample(forward(batch), decodes).wait()
             yield decodes, scheduler.commit(decodes, tokens, sampler.follow)
-        elif not in_flight:
-            evict_idle_prefixes(scheduler)
-            send_prompts(decodes)
-            assert in_flight, "requests are left, but none of them could be given memory"
-        waits = not has_decodes
+        waits = batch is None
         while in_flight and (prefilled := worker.take(waits=waits)) is not None:
             step = in_flight.popleft()
             tokens = sampler.sample(prefilled, step).wait()

@@ -15,18 +15,16 @@ def run_overlapped(scheduler: Scheduler, forward: Forward, sampler: TokenSampler
     launched: PendingTokens | None = None
     while scheduler.num_unfinished or launched is not None:
         previous, launched = launched, None
-        step = scheduler.schedule(may_preempt=previous is None)
+        step = scheduler.schedule()
         if not step.is_empty:
             if previous is None:
                 sampler.prepare(step)
             hidden = forward(step.build_batch(), None if previous is None else previous.token_ids)
             if previous is not None and sampler.needs_tokens(step):
-                scheduler.mark_computed(step)
                 tokens = previous.wait()
                 yield previous.step, scheduler.commit(previous.step, tokens, sampler.follow)
                 previous = None
             launched = sampler.sample(hidden, step)
-            scheduler.advance(step)
         if previous is not None:
             tokens = previous.wait()
             yield previous.step, scheduler.commit(previous.step, tokens, sampler.follow)

@@ -52,7 +52,7 @@ class KeepingEngine(Engine):
         **how: Any,
     ) -> Iterator[Completion]:
         """See `Engine.run_plan`. At its end prefixes are on disk; a run that ends early drops unwritten ones."""
-        if self._keeper is None:
+        if self._keeper is None or not (on_step is None or callable(on_step)):  # the latter is refused
             yield from super().run_plan(requests, groups, on_step=on_step, **how)
             return
         adapter = "" if self.adapter is None else self.adapter.digest

@@ -6,11 +6,11 @@ while groups are computed.
 """
 
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -79,10 +79,8 @@ class KeptRun:
         self._num_loaded: dict[str, int] = {}
         self._num_written = 0
         self._announced: dict[KeptNode, list[str]] = {}  # files of nodes that are not loaded yet
-        self._next: OrderedDict[str, None] = OrderedDict()
         self._mapped: dict[str, Future[torch.Tensor | None]] = {}
         self._writes: deque[Future[bool]] = deque()
-        self._computed: list[tuple[Sequence[bytes], torch.Tensor]] = []
 
     def extend(self, groups: Sequence[PrefixGroup]) -> list[PrefixGroup]:
         """The groups, where prompts with more on disk than their group's prefix get groups of their own."""
@@ -90,17 +88,15 @@ class KeptRun:
 
     def read_later(self, node: KeptNode) -> None:
         """Reads what is on disk of a node ahead, after the nodes that this was called for before."""
-        self._announced[node] = [name for name, _ in self._keeper.find(node.keys)]
-        self._next.update(dict.fromkeys(self._announced[node]))
-        self._read_ahead()
+        if names := [name for name, _ in self._keeper.find(node.keys)]:
+            self._announced[node] = names
+            self._read_ahead()
 
     def watch(self, on_step: OnStep | None) -> OnStep:
         """A callback that measures the steps' time per token, and calls `on_step`."""
 
         def watch_step(record: StepRecord) -> None:
             self._keeper.measure(record)
-            while self._computed:
-                self._write(*self._computed.pop())
             if on_step is not None:
                 on_step(record)
 
@@ -127,25 +123,18 @@ class KeptRun:
             first = end
         node.num_computed = node.num_loaded = first * self._cache.block_size
         for name in self._announced.pop(node, ()):  # files from an unusable one on
-            self._next.pop(name, None)
             if read_ahead := self._mapped.pop(name, None):
                 read_ahead.cancel()
         self._read_ahead()
 
     def save(self, node: KeptNode) -> None:
-        """Writes the blocks of a computed node that are not on disk, if reading them will be faster than computing.
-
-        Nodes of the first step wait in memory for its record, which has the time of computing.
-        """
+        """Writes the blocks of a computed node that are not on disk, if reading them will be faster than computing."""
         first = len(self._keeper.find(node.keys))
-        is_known = self._keeper.knows_rates
-        if node.block_ids.ndim > 1 or (is_known and not self._keeper.is_worth(len(node.keys) - first)):
-            return
-        kv = self._cache.read_blocks(node.block_ids[first : len(node.keys)])
-        if is_known:
-            self._write(node.keys[first:], kv)
-        else:
-            self._computed.append((node.keys[first:], kv))
+        if node.block_ids.ndim == 1 and self._keeper.is_worth(len(node.keys) - first):
+            while len(self._writes) >= MOST_WRITES_IN_FLIGHT:
+                self._end_write()
+            kv = self._cache.read_blocks(node.block_ids[first : len(node.keys)])
+            self._writes.append(self._keeper.writer.submit(self._keeper.store.write, node.keys[first:], kv))
 
     def finish_writes(self) -> None:
         """Waits for all writes."""
@@ -166,12 +155,6 @@ class KeptRun:
         unfinished: list[Future[Any]] = [*self._mapped.values(), *self._writes]
         for work in unfinished:
             work.cancel()
-
-    def _write(self, keys: Sequence[bytes], kv: torch.Tensor) -> None:
-        if self._keeper.is_worth(len(keys)):
-            while len(self._writes) >= MOST_WRITES_IN_FLIGHT:
-                self._end_write()
-            self._writes.append(self._keeper.writer.submit(self._keeper.store.write, keys, kv))
 
     def _extend(self, group: PrefixGroup) -> Iterator[PrefixGroup]:
         block_size, common = self._cache.block_size, group.common
@@ -206,8 +189,9 @@ class KeptRun:
         return self._keeper.store.name_blocks(token_ids, self._cache.block_size, self._about)
 
     def _read_ahead(self) -> None:
-        while self._next and len(self._mapped) < MOST_READ_AHEAD:
-            name, _ = self._next.popitem(last=False)
+        for name in chain.from_iterable(self._announced.values()):
+            if len(self._mapped) >= MOST_READ_AHEAD:
+                return
             if name not in self._mapped and name not in self._num_loaded:
                 self._mapped[name] = self._keeper.reader.submit(self._keeper.read, name)
 

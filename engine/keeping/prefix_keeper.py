@@ -38,15 +38,10 @@ class PrefixKeeper:
         self._seconds, self._num_tokens = 0.0, 0
         self._failed: set[str] = set()
 
-    @property
-    def knows_rates(self) -> bool:
-        """Whether a step has been measured."""
-        return self._num_tokens > 0
-
     def measure(self, record: StepRecord) -> None:
         """Measures the time of a token by a step."""
         num_prompt_tokens = record.num_prefix_tokens + record.num_suffix_tokens
-        if num_prompt_tokens >= (FEWEST_PROMPT_TOKENS if self.knows_rates else 1):
+        if num_prompt_tokens >= (FEWEST_PROMPT_TOKENS if self._num_tokens else 1):
             self._seconds += record.duration_ms / 1e3
             self._num_tokens += record.num_tokens
 
@@ -54,7 +49,8 @@ class PrefixKeeper:
         """Whether reading blocks takes less time than computing them."""
         num_bytes, num_tokens = num_blocks * self.cache.block_bytes, num_blocks * self.cache.block_size
         read_seconds = num_bytes / self._bytes_per_second + SECONDS_PER_FILE
-        return "kept" not in self._failed and num_blocks > 0 and num_tokens * self._seconds_per_token > read_seconds
+        is_faster = not self._num_tokens or num_tokens * self._seconds_per_token > read_seconds  # before the first step
+        return "kept" not in self._failed and num_blocks > 0 and is_faster
 
     def saved_seconds(self, num_tokens: int) -> float:
         """How much longer computing tokens takes than reading them."""

@@ -80,6 +80,8 @@ class AttentionBackend(Protocol):
             k_cache, v_cache: one layer's, ``[num_blocks, block_size, num_kv_heads, head_dim]``; written in place.
             work: what `prepare` returned.
         """
+        for cache, rows in ((k_cache, key), (v_cache, value)):
+            cache.view(-1, *cache.shape[2:]).index_copy_(0, work.slots, rows)
 
     def attend(
         self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Any, scoring: Scoring

@@ -72,7 +72,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class TabledWork:
-    """A step's work where layers use several block tables: what `prepare` returned for each, and each layer's table."""
+    """A step's work: what the attention backend's `prepare` returned for each block table, and each layer's table."""
 
     works: Sequence[Any]
     tables: Sequence[int]
@@ -89,13 +89,17 @@ class DecoderLayers(Protocol):
     """All decoder layers of a model on one device."""
 
     def __call__(
-        self, hidden: torch.Tensor, caches: Caches, work: Any, angles: Angles, output_rows: torch.Tensor | None = None
+        self,
+        hidden: torch.Tensor,
+        caches: Caches,
+        work: TabledWork,
+        angles: Angles,
+        output_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Computes the layers and writes the step's KV. Returns ``[T, hidden]`` or ``[R, hidden]``, normed if the last
         layer has a `final_norm`.
 
         Args:
             hidden: ``[T, hidden]``, contiguous; may be overwritten.
-            work: from the attention backend's `prepare`.
             output_rows: int64 ``[R]``, the rows of the last layer to return; None: all.
         """

@@ -46,8 +46,8 @@ class ReplacedLayers(nn.Module):
                 `position_ids`, int64 ``[1, T]``.
         """
         angles, rows = self.angles(hidden_states, others), hidden_states[0].contiguous()
-        kv, works = attention_step.cache, attention_step.works
-        work = works[0] if len(works) == 1 else TabledWork(works, kv.layout.tables)
+        kv = attention_step.cache
+        work = TabledWork(attention_step.works, kv.layout.tables)
         return self._layers(rows, (kv.keys, kv.values), work, angles, attention_step.output_rows).unsqueeze(0)
 
     def angles(self, hidden_states: torch.Tensor, others: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

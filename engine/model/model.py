@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import transformers
 
     from engine.model.adapters.adapter import Adapter
-    from engine.model.proof.tiny_run import MakeEngine
     from engine.model.shard import Shard
 
 LOGGER = logging.getLogger("batchloom.engine")
@@ -98,12 +97,7 @@ class Model:
 
     @classmethod
     def load(
-        cls,
-        source: "Path | transformers.PreTrainedModel",
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        make_engine: "MakeEngine",
+        cls, source: "Path | transformers.PreTrainedModel", *, dtype: torch.dtype, device: torch.device
     ) -> "Model":
         """Reads a checkpoint onto the device; a loaded model is moved there and switched to our attention.
 
@@ -111,9 +105,8 @@ class Model:
             source: a folder of `resolve_checkpoint`, or a loaded model.
             dtype: of weights, KV and computation. For 8-bit formats `use_layers_of` converts bfloat16 weights. Those of
                 layers are on the host until then, since a GPU may have no room for them.
-            make_engine: makes an engine that proves an architecture that is not plain, before weights are read.
         Raises:
-            ModelError: not readable, or refused by `engine.model.proof.probe.prove`.
+            ModelError: not readable.
         """
         kv_dtype, place = dtype, device
         if dtype.itemsize == 1:
@@ -123,7 +116,7 @@ class Model:
         else:
             from engine.model.stock_model import load_stock  # seconds to import
 
-            loaded, has_output_layer = load_stock(source, dtype=dtype, device=place, make_engine=make_engine)
+            loaded, has_output_layer = load_stock(source, dtype=dtype, device=place)
         if place != device:
             parts = [part for name, part in loaded.get_decoder().named_children() if name != "layers"]
             for part in (*parts, loaded.get_output_embeddings()):

@@ -3,19 +3,15 @@
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from engine.errors import ModelError
 from engine.model.families.family import find_family
-from engine.model.loading.checkpoint import is_plain
 from engine.model.loading.stock_weights import convert_weights, load_weights, read_config
 from engine.model.model import Model
-
-if TYPE_CHECKING:
-    from engine.model.proof.tiny_run import MakeEngine
 
 LOGGER = logging.getLogger("batchloom.engine")
 
@@ -51,31 +47,15 @@ def refuse_known(config: Any) -> None:
 
 
 def load_stock(
-    source: Path | PreTrainedModel, *, dtype: torch.dtype, device: torch.device, make_engine: "MakeEngine"
+    source: Path | PreTrainedModel, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, bool]:
-    """A model of transformers on a device, and whether it has an output layer; its architecture, unless it is plain, is
-    proven before.
+    """A model of transformers on a device, and whether it has an output layer. Raises `ModelError` as `load_weights`.
 
     Args:
         source: the checkpoint's folder, or a loaded model, which is moved.
-        make_engine: see `Model.load`.
-    Raises:
-        ModelError: see `prove` and `load_weights`.
     """
-    from engine.model.proof.probe import prove  # it imports this module
-
-    if not isinstance(source, Path | PreTrainedModel):
-        kinds = "the path of a checkpoint folder or GGUF file, a hub id, or a loaded model of transformers"
-        raise ModelError(f"model must be {kinds}, got {source!r}")
-    if not isinstance(source, Path) and source.get_output_embeddings() is None:
-        raise ModelError(
-            f"a loaded model must have an output layer (AutoModelForCausalLM), got {type(source).__name__}"
-        )
-    config = read_config(source) if isinstance(source, Path) else source.config
-    if not is_plain(config.to_dict()):
-        prove(config, make_engine)
     if isinstance(source, Path):
-        return load_weights(source, config, dtype=dtype, device=device)
+        return load_weights(source, read_config(source), dtype=dtype, device=device)
     convert_weights(source, dtype, "a loaded model must not be quantized")
     return source.to(device=device).eval(), True
 

@@ -8,11 +8,12 @@ Saxena, "Prompt Lookup Decoding" (2023); draft tokens are checked as in Leviatha
 Transformers via Speculative Decoding" (2023), but by drawing the same random numbers as without them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.kv.block_pool import BlockPool
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
 
@@ -81,6 +82,25 @@ class PromptLookup:
             sequence.num_guesses += 1
             step.num_guessed_tokens += 1
             step.room -= 1
+
+    def check_guesses(
+        self, step: Step, sequence: Sequence, place: int, token_ids: Iterable[int], pool: BlockPool
+    ) -> None:
+        """Sets a sequence's own tokens from `place` on. Where they were guessed right, the step has written their KV
+        already.
+
+        Args:
+            step: has computed the guesses.
+            token_ids: those that were chosen or forced, the next ones of the sequence.
+        """
+        for index, token_id in enumerate(token_ids, place):
+            was_guessed, is_right = sequence.num_guesses > 0, sequence.set_token(index, token_id)
+            if was_guessed:
+                self.book(index - sequence.ending_start, is_right=is_right)
+                step.num_right_tokens += is_right
+            if is_right:
+                sequence.num_computed += 1
+                pool.remember(sequence, sequence.num_computed - 1)
 
     def book(self, num_matched: int, *, is_right: bool) -> None:
         """Counts a guess after an ending of `num_matched` tokens as right or wrong."""

@@ -51,7 +51,6 @@ class RequestQueues:
         prefixes: prefixes that have memory and are being computed, each with the requests that wait for it.
         ready: requests whose prefix is computed, in the order in which they get memory.
         prefilling, decoding: requests that hold KV.
-        num_unfinished: requests not answered yet, running or not.
     """
 
     mixes_phases = True
@@ -65,7 +64,6 @@ class RequestQueues:
         self.ready: deque[Sequence] = deque()
         self.prefilling: dict[Sequence, None] = {}
         self.decoding: dict[Sequence, None] = {}
-        self.num_unfinished = sum(map(len, self.waiting_groups))
         for node in dict.fromkeys(node for group in self.waiting_groups for node in group[0].prefix_nodes()):
             node.announce()
 
@@ -103,6 +101,19 @@ class RequestQueues:
         """Removes a sequence that is answered, or is to lose its KV."""
         self.prefilling.pop(sequence, None)
         self.decoding.pop(sequence, None)
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Puts a sequence that has lost its KV before all others that wait for some."""
+        self.stop(sequence)
+        self.ready.appendleft(sequence)
+
+    def forget_released_prefixes(self) -> None:
+        """Removes prefixes whose last request was killed."""
+        self.prefixes = {node: waiting for node, waiting in self.prefixes.items() if node.holds_blocks}
+
+    def restart(self, groups: Iterable[ScheduledGroup]) -> None:
+        """Lets all requests without KV wait in these groups again."""
+        self.ready, self.prefixes, self.waiting_groups = deque(), {}, deque(groups)
 
     def _admit_ready(self, step: Step) -> bool:
         """Starts ready requests while the step has room; False where the next one lacks memory or exceeds the cap."""

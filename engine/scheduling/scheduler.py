@@ -7,7 +7,7 @@ answers outgrow the memory set aside for them, the request that was admitted las
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Sequences
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from engine.completion import FinishReason
 from engine.config import EngineConfig
@@ -22,16 +22,15 @@ from engine.scheduling.step import Step
 if TYPE_CHECKING:
     from engine.scheduling.prompt_lookup import PromptLookup
 
+Work = Literal["all", "prompts", "decodes"]
 Follow = Callable[[Sequence, int, int], tuple[Sequences[int], FinishReason | None]]
 """Given a sequence, the index of an own token and that token, returns the forced tokens that follow it, as many as the
 answer has room for, and why the answer ends with them, unless by its length."""
 
 
 class Scheduler:
-    """State of one run. `schedule` chooses a step's tokens and allocates their KV, `commit` applies its results.
-
-    A driver that overlaps steps calls the first two parts of `commit` earlier: `mark_computed` once the step is
-    launched, `advance` so that the next step can be scheduled before the tokens of this one are known.
+    """State of one run, with `num_unfinished` requests that are not answered yet, running or not. `schedule` chooses a
+    step's tokens and allocates their KV, `commit` applies its results.
 
     Args:
         pool: from `make_pool`; it can hold each request of the groups alone, with its prefix.
@@ -56,31 +55,43 @@ class Scheduler:
         has_batches = config.batching != "continuous" or config.prefill != "chunked"
         make_queues = BatchQueues if has_batches else RequestQueues
         self.queues: RequestQueues = make_queues(groups, config=config, admission=self.admission)
+        self.num_unfinished = sum(map(len, self.queues.waiting_groups))
+        self._in_flight: list[Step] = []  # scheduled and not committed
+        self._unused: Step | None = None  # the latest step if it is empty; it may have counted preemptions
 
-    @property
-    def num_unfinished(self) -> int:
-        """Sequences not answered yet, running or not."""
-        return self.queues.num_unfinished
-
-    def schedule(self, *, may_preempt: bool = True) -> Step:
+    def schedule(self, work: Work = "all") -> Step:
         """The next step, with KV memory for all that it computes. Empty when every request is answered.
 
-        `may_preempt` is False while an earlier step is not committed, whose KV is still being written. The step is then
-        empty where a request would have to be preempted, or where all work depends on that commit.
+        Earlier steps need only be launched, not committed: they run in order, so their KV counts as written. Until they
+        are committed, no request is preempted: the step is empty where one would have to be, or where all work depends
+        on a commit. Of "prompts" and "decodes", for two processes, no answer goes on before its step is committed.
         """
-        step = self.new_step()
+        prepare = self._advance if work == "all" else self._mark_computed
+        for earlier in self._in_flight:
+            prepare(earlier)
+        may_preempt = not self._in_flight
+        step = self._unused or Step(block_size=self.config.block_size, room=self.config.step_tokens)
+        step.is_blocked = False
         if self.num_unfinished:
-            self._add_work(step, may_preempt=may_preempt)
-            if step.is_blocked:
-                step = self.new_step()
-            elif may_preempt and step.is_empty:
+            self._add_work(step, work, may_preempt=may_preempt)
+            if work == "all" and step.is_blocked:
+                step = Step(block_size=self.config.block_size, room=self.config.step_tokens)
+            elif work != "decodes" and may_preempt and step.is_empty:
                 evict_idle_prefixes(self)
-                self._add_work(step, may_preempt=True)
-            assert not (step.is_empty and may_preempt), "requests are left, but none of them could be given memory"
-        return self.finalize(step)
+                self._add_work(step, work, may_preempt=True)
+                assert not step.is_empty, "requests are left, but none of them could be given memory"
+        if self._lookup is not None:
+            self._lookup.add_guesses(step)
+        step.finalize(self.pool)
+        self._unused = step if step.is_empty else None
+        if not step.is_empty:
+            self._in_flight.append(step)
+        return step
 
-    def mark_computed(self, step: Step) -> None:
-        """Counts the step's KV as written. True for later steps as soon as the step is launched: they run in order."""
+    def _mark_computed(self, step: Step) -> None:
+        """Counts the step's KV as written."""
+        if step.is_computed:
+            return
         step.is_computed = True
         for node, count in step.prefixes.items():
             node.num_computed += count
@@ -93,14 +104,15 @@ class Scheduler:
         step.left_block_ids = self.pool.leave(step)
         self.queues.release_computed_prefixes()
 
-    def advance(self, step: Step) -> None:
+    def _advance(self, step: Step) -> None:
         """Appends an unknown token to each answer of the step, and starts the next label of each scored request.
 
         An unknown token is the negative id -1 - row (`TokenBatch`). Answers that have reached their longest length get
         none, and neither do answers with guessed tokens, until it is known which guesses are right.
         """
-        if not step.is_computed:
-            self.mark_computed(step)
+        if step.is_advanced:
+            return
+        self._mark_computed(step)
         step.is_advanced = True
         decoding = self.queues.decoding
         for row, (sequence, place) in enumerate(step.sampled):
@@ -129,20 +141,22 @@ class Scheduler:
             token_ids: sampled in the rows of `Step.sampled`.
             follow: called in order for each token that becomes part of its answer.
         """
-        if not step.is_advanced:
-            self.advance(step)
+        for each in self._in_flight:  # a later one computes rows of answers that end now
+            self._mark_computed(each)
+        self._advance(step)
+        self._in_flight.remove(step)
         answered: list[Sequence] = []
         for (sequence, place), token in zip(step.sampled, token_ids, strict=True):
             if sequence.finish_reason or not sequence.num_known <= place <= sequence.num_computed:
                 continue  # answered already, or the row follows a wrong guess
             followers, reason = follow(sequence, place, token)
             has_late_row, length = sequence.num_computed > place, place + 1 + len(followers)
-            if sequence.num_guesses:
-                self._check_guess(step, sequence, place, token)
+            if sequence.num_guesses and self._lookup is not None:
+                self._lookup.check_guesses(step, sequence, place, (token, *followers), self.pool)
             else:
                 sequence.set_token(place, token)
-            for follower in followers:
-                self._check_guess(step, sequence, sequence.length, follower)
+                for follower in followers:
+                    sequence.set_token(sequence.length, follower)
             if reason is None and length == len(sequence.own_token_ids):
                 reason = "length"
             if reason is not None:
@@ -157,38 +171,15 @@ class Scheduler:
         self.pool.free(step.left_block_ids)
         return [*answered, *step.killed]
 
-    def _check_guess(self, step: Step, sequence: Sequence, place: int, token_id: int) -> None:
-        """Sets own token `place`. Where it was guessed right, the step has written its KV already."""
-        was_guessed, is_right = sequence.num_guesses > 0, sequence.set_token(place, token_id)
-        if was_guessed and self._lookup is not None:
-            self._lookup.book(place - sequence.ending_start, is_right=is_right)
-            step.num_right_tokens += is_right
-        if is_right:
-            sequence.num_computed += 1
-            self.pool.remember(sequence, sequence.num_computed - 1)
-
-    def new_step(self) -> Step:
-        """An empty step."""
-        return Step(block_size=self.config.block_size, room=self.config.step_tokens)
-
-    def finalize(self, step: Step) -> Step:
-        """Adds guessed tokens to the step and arranges its rows; returns the step."""
-        if self._lookup is not None:
-            self._lookup.add_guesses(step)
-        step.finalize(self.pool)
-        return step
-
-    def _add_work(self, step: Step, *, may_preempt: bool) -> None:
-        if self.queues.mixes_phases:
-            self.add_decodes(step, may_preempt=may_preempt)
-            if not step.is_blocked:
-                self.queues.add_prompts(step)
-        else:
+    def _add_work(self, step: Step, work: Work, *, may_preempt: bool) -> None:
+        if work == "decodes" or (work == "all" and self.queues.mixes_phases):
+            self._add_decodes(step, may_preempt=may_preempt)
+        if work != "decodes" and not step.is_blocked:
             self.queues.add_prompts(step)
-            if step.is_empty:
-                self.add_decodes(step, may_preempt=may_preempt)
+        if work == "all" and not self.queues.mixes_phases and step.is_empty:
+            self._add_decodes(step, may_preempt=may_preempt)
 
-    def add_decodes(self, step: Step, *, may_preempt: bool) -> None:
+    def _add_decodes(self, step: Step, *, may_preempt: bool) -> None:
         """Adds decode tokens, of the request admitted first to the last: one that is preempted for an earlier one is
         not in the step yet. Without `may_preempt`, a request that lacks memory waits, and the step is blocked."""
         block_size, decoding = self.config.block_size, self.queues.decoding
@@ -215,7 +206,7 @@ class Scheduler:
     def drop(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends a sequence: frees its KV, and the KV of prefixes that no other sequence needs."""
         self.queues.stop(sequence)
-        self.queues.num_unfinished -= 1
+        self.num_unfinished -= 1
         sequence.release(self.pool)
         if sequence.node is not None:
             sequence.node.finish_user(self.pool)

@@ -38,7 +38,7 @@ class Step:
         num_used_blocks: KV blocks in use once the step has its memory, those for tokens still expected included.
         num_prefix_blocks: of these, those of shared prefixes, idle ones included.
         num_cached_blocks: KV blocks in the LRU cache that no sequence holds.
-        is_computed, is_advanced: whether `Scheduler.mark_computed` and `Scheduler.advance` were called with the step.
+        is_computed, is_advanced: whether its KV counts as written, and whether its answers have a token more.
         left_block_ids: KV blocks that no row of a later step sees; freed when the step is committed.
     """
 

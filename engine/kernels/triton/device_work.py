@@ -108,12 +108,8 @@ class DeviceWork:
         nothing is computed or written for them. Raises `ValueError` if the work list does not fit, or is made for
         another launch.
         """
-        needed = WorkCapacity.of(work_list)
-        for name in WorkCapacity.__slots__:
-            if getattr(needed, name) > getattr(self.capacity, name):
-                raise ValueError(
-                    f"work list needs {name}={getattr(needed, name)}, room for {getattr(self.capacity, name)}"
-                )
+        if not self.capacity.holds(needed := WorkCapacity.of(work_list)):
+            raise ValueError(f"work list needs {needed}, there is room for {self.capacity}")
         if work_list.launch != self.launch:
             raise ValueError(f"work list is made for launch {work_list.launch.name!r}, not {self.launch.name!r}")
         # torch's cache reuses a pinned buffer only after its transfer has finished.

@@ -1,12 +1,10 @@
-"""The Triton attention backends: shapes, a step's work, the KV write, the checks."""
+"""The Triton attention backends: shapes, a step's work, the checks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
 
 import torch
-import triton
-import triton.language as tl
 
 from engine.kernels.attention_backend import AttentionBackend
 from engine.kernels.attention_batch import AttentionBatch
@@ -26,27 +24,6 @@ from engine.kernels.triton.tuned import Launch, load_tuned
 from engine.kernels.triton.work_list import WorkList, build_work_list
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _write_kv_kernel(  # type: ignore[no-untyped-def]
-    key, value, key_cache, value_cache, slots,
-    stride_key_row, stride_key_head, stride_value_row, stride_value_head, stride_block, stride_token, stride_head,
-    NUM_KV_HEADS: tl.constexpr, NUM_KV_HEADS_PADDED: tl.constexpr,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-):  # fmt: skip
-    """One program per row, which writes its key and value; rows without a slot are skipped."""
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row)
-    if slot >= 0:
-        head = tl.arange(0, NUM_KV_HEADS_PADDED).to(tl.int64)[:, None]
-        dim = tl.arange(0, HEAD_DIM_PADDED)[None, :]
-        is_element = (head < NUM_KV_HEADS) & (dim < HEAD_DIM)
-        target = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_token + head * stride_head + dim
-        found = tl.load(key + row * stride_key_row + head * stride_key_head + dim, mask=is_element)
-        tl.store(key_cache + target, found, mask=is_element)
-        found = tl.load(value + row * stride_value_row + head * stride_value_head + dim, mask=is_element)
-        tl.store(value_cache + target, found, mask=is_element)
 
 
 class TritonAttention(AttentionBackend):
@@ -151,29 +128,6 @@ class TritonAttention(AttentionBackend):
         work.fill(work_list, batch.slot_mapping)
         work.copy_kv = copy_kv
         return work
-
-    def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: DeviceWork
-    ) -> None:
-        """See `AttentionBackend.write_kv`; one launch. Raises `ValueError` if head_dim is not contiguous, the caches'
-        strides differ, there are more rows than slots, or the caches are in fp8, which only layers write."""
-        num_rows, num_kv_heads, head_dim = key.shape
-        if self.fp8 is not None:
-            raise ValueError("keys and values in fp8 are written by the layers")
-        if k_cache.stride() != v_cache.stride():
-            raise ValueError(f"cache strides differ: key {k_cache.stride()}, value {v_cache.stride()}")
-        if any(tensor.stride(-1) != 1 for tensor in (key, value, k_cache)):
-            raise ValueError("key, value and caches must be contiguous along head_dim")
-        if key.shape != value.shape or num_rows > len(work.slots):
-            raise ValueError(
-                f"key {tuple(key.shape)}, value {tuple(value.shape)} and {len(work.slots)} slots do not fit"
-            )
-        _write_kv_kernel[(num_rows,)](
-            key, value, k_cache, v_cache, work.slots, *key.stride()[:2], *value.stride()[:2], *k_cache.stride()[:3],
-            NUM_KV_HEADS=num_kv_heads, NUM_KV_HEADS_PADDED=triton.next_power_of_2(num_kv_heads),
-            HEAD_DIM=head_dim, HEAD_DIM_PADDED=triton.next_power_of_2(head_dim), BLOCK_SIZE=k_cache.shape[1],
-            num_warps=4, enable_fp_fusion=True,
-        )  # fmt: skip
 
     def attend(
         self,

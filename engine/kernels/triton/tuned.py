@@ -7,14 +7,14 @@ tile (cost_model.py). An entry's `origin` says whether costs were measured, and 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 CONFIG_FOLDER = Path(__file__).parent / "configs"
 
-_T = TypeVar("_T")
+_STRICT = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,8 @@ class TileShape:
         kilotoken_us: time per 1,000 KV tokens, without waiting for memory.
         partial_us: further time of a tile with a partial result: store, counter, merge.
     """
+
+    __pydantic_config__ = _STRICT
 
     rows: int
     tokens: int
@@ -47,6 +49,8 @@ class Launch:
         programs_per_processor: programs that a processor runs at the same time: its program slots.
         options: further compiler options of the architecture (waves_per_eu, matrix_instr_nonkdim, ...).
     """
+
+    __pydantic_config__ = _STRICT
 
     name: str
     narrow: TileShape
@@ -72,6 +76,8 @@ class TunedAttention:
         memory_kilotoken_us: time in which the whole device reads 1,000 KV tokens of one KV head from memory.
         l2_kilotoken_us: the same for tokens that another program has just read.
     """
+
+    __pydantic_config__ = _STRICT
 
     architecture: str
     origin: str
@@ -118,26 +124,8 @@ def load_tuned(architecture: str, *, element_bits: int, head_dim: int) -> TunedA
     if not entries:
         raise ValueError(f"{path.name}: no entry for {element_bits}-bit elements and head dim {head_dim}")
     entry = min(entries, key=lambda found: int(found["head_dim"]))
-    launches = tuple(_launch(found, path) for found in entry["launches"])
     of_entry = {name: value for name, value in entry.items() if name not in ("element_bits", "head_dim")}
-    return _build(TunedAttention, document | of_entry | {"launches": launches}, path)
-
-
-def _launch(found: dict[str, Any], path: Path) -> Launch:
-    wide = found["wide"]
-    shapes = {
-        "narrow": _build(TileShape, found["narrow"], path),
-        "wide": None if wide is None else _build(TileShape, wide, path),
-        "options": MappingProxyType(found["options"]),
-    }
-    return _build(Launch, found | shapes, path)
-
-
-def _build(kind: type[_T], values: dict[str, Any], path: Path) -> _T:
-    expected = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if values.keys() != expected:
-        wrong = sorted(values.keys() ^ expected)
-        raise ValueError(
-            f"{path.name}: {kind.__name__} has unknown or missing keys {wrong}; expected {sorted(expected)}"
-        )
-    return kind(**values)
+    try:
+        return TypeAdapter(TunedAttention).validate_python(document | of_entry)
+    except ValidationError as error:
+        raise ValueError(f"{path.name}: {error}") from error

@@ -13,8 +13,8 @@ _GATES = {
     "NewGELUActivation": "gelu_tanh",
     "GELUActivation": "gelu",
 }
-_PRODUCTS = (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj"), ("c_fc", "c_proj"), ("fc1", "fc2"))
-_DENSE = {f"{name}.{kind}" for names in _PRODUCTS for name in names for kind in ("weight", "bias")}
+PRODUCTS = (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj"), ("c_fc", "c_proj"), ("fc1", "fc2"))
+_DENSE = {f"{name}.{kind}" for names in PRODUCTS for name in names for kind in ("weight", "bias")}
 _OF_EXPERTS = {
     *(f"experts.{name}_proj{kind}" for name in ("gate_up", "down") for kind in ("", "_bias")),
     *(f"{name}.{kind}" for name in ("gate", "router") for kind in ("weight", "bias")),
@@ -43,7 +43,7 @@ def read_feed_forward(mlp: Any, *, among_experts: bool) -> dict[str, Any]:
     have experts (`among_experts`), a dense layer becomes one shared expert."""
     if hasattr(mlp, "experts"):
         return _read_experts(mlp)
-    first, *second = next(names for names in _PRODUCTS if hasattr(mlp, names[0]))
+    first, *second = next(names for names in PRODUCTS if hasattr(mlp, names[0]))
     linears = [getattr(mlp, name) for name in (first, *second)]
     if first == "gate_up_proj":
         gate, up = linears[0].weight.chunk(2)

@@ -15,18 +15,35 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from engine.code_versions import code_versions
 from engine.errors import ModelError
 from engine.kernels.cpu.native_build import NativeBuildError, load_library
-from engine.model.loading.checkpoint import cache_folder
+from engine.model.loading.checkpoint import cache_folder, is_plain, is_quantized
+from engine.model.loading.stock_weights import read_config
 from engine.model.proof.diagnosis import explain
 from engine.model.proof.tiny_model import shrink
 from engine.model.proof.tiny_run import MakeEngine, find_difference
 from engine.model.stock_model import refuse_known
 
 LOGGER = logging.getLogger("batchloom.engine")
+
+
+def prove_source(source: Path | PreTrainedModel, make_engine: MakeEngine) -> None:
+    """As `prove`, for a checkpoint's folder or a loaded model; `ModelError` for anything else."""
+    if not isinstance(source, Path | PreTrainedModel):
+        kinds = "the path of a checkpoint folder or GGUF file, a hub id, or a loaded model of transformers"
+        raise ModelError(f"model must be {kinds}, got {source!r}")
+    if not isinstance(source, Path) and source.get_output_embeddings() is None:
+        raise ModelError(
+            f"a loaded model must have an output layer (AutoModelForCausalLM), got {type(source).__name__}"
+        )
+    if isinstance(source, Path):
+        is_quantized(source)  # refuses a quantization_config of which transformers would not say what is wrong
+    config = read_config(source) if isinstance(source, Path) else source.config
+    if not is_plain(config.to_dict()):
+        prove(config, make_engine)
 
 
 def prove(config: PretrainedConfig, make_engine: MakeEngine) -> None:

@@ -59,12 +59,11 @@ class GgufWeights:
             found = found[_permuted_rows(len(found), self._permuted_dim)]
         return found - self._norm_offset if name.endswith("norm") else found
 
-    def columns(self, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
+    def columns(self, name: str) -> QuantizedColumns:
         """See `MappedTensors.columns`, by the name of a module; the rows of all experts are one matrix."""
         place = f"{self._name(name)}.weight"
-        if self._is_permuted(name):
-            assert order is None, "heads are in the file's order"
-            order = _permuted_rows(self._tensors.find(place).shape[0], self._permuted_dim)
+        num_rows = self._tensors.find(place).shape[0]
+        order = _permuted_rows(num_rows, self._permuted_dim) if self._is_permuted(name) else None
         return self._tensors.columns(place, order)
 
     def _is_permuted(self, name: str) -> bool:

@@ -99,11 +99,11 @@ class GroupedWeights:
         """The weight or bias of a module, which is not quantized, in float32."""
         return self._tensors.vector(f"{_full(name)}.{kind}")
 
-    def columns(self, name: str, order: npt.NDArray[np.int64] | None = None) -> QuantizedColumns:
-        """See `MappedTensors.columns`, by the name of a module; `order` does not apply to quantized weights."""
+    def columns(self, name: str) -> QuantizedColumns:
+        """See `MappedTensors.columns`, by the name of a module."""
         place, codes = _full(name), self._codes_of(name)
         if codes is None:
-            return self._tensors.columns(f"{place}.weight", order)
+            return self._tensors.columns(f"{place}.weight")
         num_columns, depth = self._sizes(codes)
         scales = self._table(f"{place}.{'scales' if self._is_transposed else 'weight_scale'}")
         num_bits = 8 if codes.format == "I8" else 4

@@ -3,9 +3,8 @@
 import logging
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -24,6 +23,7 @@ from engine.kernels.cpu.quantized import (
     make_quantized_layers,
 )
 from engine.model.families.family import find_family
+from engine.model.families.feed_forward import PRODUCTS
 from engine.model.layer_windows import find_windows
 from engine.model.layers import TiedEmbedding
 from engine.model.loading.checkpoint import (
@@ -40,9 +40,6 @@ from engine.model.quantized.gguf_weights import GgufWeights
 from engine.model.quantized.grouped_weights import GroupedWeights
 from engine.model.quantized.mapped_tensors import quantized_library
 
-if TYPE_CHECKING:
-    from engine.model.proof.tiny_run import MakeEngine
-
 QuantizedWeights = GgufWeights | GroupedWeights
 Parts = list[QuantizedColumns]
 
@@ -51,26 +48,19 @@ LOGGER = logging.getLogger("batchloom.engine")
 _announce = cache(LOGGER.info)  # logs the same message once, although a forecast looks again
 
 
-def load_quantized(
-    folder: Path, config: EngineConfig, device: torch.device, *, make_engine: "MakeEngine"
-) -> "QuantizedModel | None":
+def load_quantized(folder: Path, config: EngineConfig, device: torch.device) -> "QuantizedModel | None":
     """A model with its weights left quantized; None if they are unpacked instead, which is logged for dtype "auto".
 
     Args:
         folder: of a checkpoint for which `is_quantized` is true.
         config: its dtype is "quantized" or "auto" where weights are to stay quantized.
         device: where the model will be computed.
-        make_engine: see `Model.load`.
     Raises:
         ModelError: the checkpoint or this machine is not supported; for a GGUF file only if dtype is "quantized".
     """
     weights = find_quantized(folder, config, device)
     if weights is None:
         return None
-    if not is_plain((values := read_config_of(folder)).to_dict()):
-        from engine.model.proof.probe import prove  # it imports engines
-
-        prove(values, make_engine)
     dtype = find_quantized_dtype()
     unpacking = f"; dtype {dtype_name(dtype)} would unpack them" if isinstance(weights, GgufWeights) else ""
     LOGGER.info("weights stay quantized as in %s%s", weights.file.name, unpacking)
@@ -182,7 +172,7 @@ class QuantizedModel(Model):
         sizes = (read.qkv[0].shape, read.output[0].shape, (len(read.gate) + len(read.up), read.gate.shape[1]))
         parts = _read_products(self._weights, layer, f"layers.{index}")
         products = [
-            QuantizedWeight(part, bias, is_gated=number == 2 and len(part) > 1)
+            QuantizedWeight(part, bias, is_gated=number == 2 and read.up.numel() > 0)
             for number, (part, bias) in enumerate(zip(parts, biases, strict=True))
         ]
         for product, size in zip(products, (*sizes, read.down.shape), strict=True):
@@ -223,12 +213,7 @@ def _read_products(weights: QuantizedWeights, layer: Any, place: str) -> list[Pa
     heads = ("qkv",) if hasattr(layer.self_attn, "qkv_proj") else ("q", "k", "v")
     if hasattr(mlp, "experts"):
         first, down = [*read_experts("gate"), *read_experts("up")], read_experts("down")
-    elif hasattr(mlp, "gate_up_proj"):
-        halves = np.split(np.arange(mlp.gate_up_proj.out_features), 2)
-        first = [weights.columns(f"{place}.mlp.gate_up_proj", half) for half in halves]
-        down = read("mlp.down_proj")
-    elif hasattr(mlp, "c_fc"):
-        first, down = read("mlp.c_fc"), read("mlp.c_proj")
     else:
-        first, down = read("mlp.gate_proj", "mlp.up_proj"), read("mlp.down_proj")
+        *names, last = next(names for names in PRODUCTS if hasattr(mlp, names[0]))
+        first, down = read(*(f"mlp.{name}" for name in names)), read(f"mlp.{last}")
     return [read(*(f"self_attn.{name}_proj" for name in heads)), read("self_attn.o_proj"), first, down]

@@ -10,16 +10,20 @@ The running request that was admitted last is preempted. Idle prefixes are evict
     it ends with an error. The only running request is never killed: alone it fits once idle prefixes are evicted.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from engine.config import EngineConfig
+from engine.device.free_memory import free_host_bytes
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
+    import torch
+
     from engine.kv.kv_cache import KVCache
     from engine.scheduling.scheduler import Scheduler
     from engine.scheduling.step import Step
@@ -43,7 +47,7 @@ def _preempt(scheduler: "Scheduler", sequence: Sequence, step: "Step") -> None:
     if scheduler.config.preemption == "kill" and queues.num_running > 1:
         step.killed.append(sequence)
         scheduler.drop(sequence, "error")
-        queues.prefixes = {node: waiting for node, waiting in queues.prefixes.items() if node.holds_blocks}
+        queues.forget_released_prefixes()
         return
     if sequence.label >= 0 and sequence.num_computed > sequence.num_suffix:
         sequence.start_label(sequence.label)  # later labels need the KV that windows see at the prompt's end, too
@@ -51,8 +55,7 @@ def _preempt(scheduler: "Scheduler", sequence: Sequence, step: "Step") -> None:
         sequence.free_blocks(scheduler.pool)
     else:
         sequence.release(scheduler.pool)
-    queues.stop(sequence)
-    queues.ready.appendleft(sequence)
+    queues.requeue(sequence)
 
 
 def evict_idle_prefixes(scheduler: "Scheduler") -> None:
@@ -66,9 +69,7 @@ def evict_idle_prefixes(scheduler: "Scheduler") -> None:
     kept, nodes = set(chains[0]), set(chain.from_iterable(chains))
     for node in sorted(nodes - kept, key=lambda node: -node.start):
         node.release(scheduler.pool)
-    queues.ready.clear()
-    queues.prefixes.clear()
-    queues.waiting_groups = deque(groups)
+    queues.restart(groups)
 
 
 class SwapSpace:
@@ -80,6 +81,22 @@ class SwapSpace:
         self._kept: dict[Sequence, Any] = {}
         self.num_blocks = num_blocks
         self.num_used = 0
+
+    @classmethod
+    def of_run(cls, config: EngineConfig, cache: "KVCache", device: "torch.device") -> "SwapSpace":
+        """The swap space of a run.
+
+        Args:
+            config: its `swap_memory_bytes`; "auto" is the size of the KV memory, at most half of the free memory.
+            cache: the run's KV memory.
+            device: computes the run.
+        """
+        if config.swap_memory_bytes == "auto":
+            num_bytes = min(cache.num_blocks * cache.block_bytes, free_host_bytes() // 2)
+        else:
+            num_bytes = config.swap_memory_bytes
+        # Pinned memory is allocated in powers of two, up to twice the size that is asked for.
+        return cls(cache, (num_bytes if device.type == "cpu" else num_bytes // 2) // cache.block_bytes)
 
     def holds(self, sequence: Sequence) -> bool:
         return sequence in self._kept

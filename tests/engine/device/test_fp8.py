@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine import Engine, EngineConfig
+from engine import EngineConfig
 from engine.device.placement import dtype_name, find_dtype
 from engine.errors import CapacityError, ConfigError
 from engine.kv.kv_cache import KVCache, KVShape
@@ -166,7 +166,7 @@ def test_layers_wait_on_the_host_until_they_are_converted(
     shutil.copytree(tiny_llama, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | settings))
-    model = Model.load(folder, dtype=torch.float8_e4m3fn, device=gpu, make_engine=Engine)
+    model = Model.load(folder, dtype=torch.float8_e4m3fn, device=gpu)
     assert {weight.device.type for weight in model.base.layers.parameters()} == {"cpu"}
     parts = [part for name, part in model.base.named_children() if name != "layers"]
     tensors = [tensor for part in (*parts, model._head) for tensor in (*part.parameters(), *part.buffers())]

@@ -14,9 +14,9 @@ from engine import Engine, EngineConfig
 from engine.errors import CapacityError
 from engine.execution import memory_budget
 from engine.execution.memory_budget import MemoryProfile, find_kv_budget, measure_memory, most_kv_bytes
-from engine.execution.swap_space import make_swap_space
 from engine.kernels.triton.tile_jobs import MOST_BLOCKS, SLOT_BITS, whole_blocks
 from engine.kv.kv_cache import KVCache, KVShape
+from engine.scheduling.policies.preemption import SwapSpace
 
 PROFILE = MemoryProfile(total=1000, elsewhere=100, resident=300, step=150, graphs=50)
 
@@ -206,5 +206,5 @@ def test_pinned_host_memory_takes_up_to_twice_what_it_holds() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     for setting, num_blocks in ((8 * cache.block_bytes, 8), ("auto", cache.num_blocks)):
         config = EngineConfig(preemption="swap", swap_memory_bytes=setting)
-        assert make_swap_space(config, cache, cpu).num_blocks == num_blocks
-        assert make_swap_space(config, cache, gpu).num_blocks == num_blocks // 2
+        assert SwapSpace.of_run(config, cache, cpu).num_blocks == num_blocks
+        assert SwapSpace.of_run(config, cache, gpu).num_blocks == num_blocks // 2

@@ -295,6 +295,23 @@ def test_all_is_computed_once_the_index_is_damaged(
     assert sorted(lines) == ["no more prefixes are kept", "no more prefixes are read"]
 
 
+def test_what_is_no_function_of_steps_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    engine = keeping(tiny_llama, tmp_path)
+    with pytest.raises(ConfigError, match="on_step must be a function of step records, got 'x'"):
+        list(engine.run_plan([], [], on_step="x"))  # type: ignore[arg-type]
+
+
+def test_a_new_architecture_is_proven_without_a_warning_about_prefixes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tiny models of the proof are computed by engines that keep nothing."""
+    monkeypatch.setenv("BATCHLOOM_CACHE", str(tmp_path / "cache"))
+    make_tiny_model(shrink(make_config("granite"))).save_pretrained(tmp_path / "granite")
+    keeping(tmp_path / "granite", tmp_path / "kept")
+    assert list((tmp_path / "cache" / "proven").iterdir())
+    assert "no prefixes are kept" not in caplog.text
+
+
 def test_keeping_needs_a_folder(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The current folder is not taken for one: its access would be changed, and some of its files deleted."""
     monkeypatch.chdir(tmp_path)

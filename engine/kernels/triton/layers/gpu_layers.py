@@ -35,7 +35,12 @@ class GpuLayers:
         self._layers = list(layers)
 
     def __call__(
-        self, hidden: torch.Tensor, caches: Caches, work: Any, angles: Angles, output_rows: torch.Tensor | None = None
+        self,
+        hidden: torch.Tensor,
+        caches: Caches,
+        work: TabledWork,
+        angles: Angles,
+        output_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         addend: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
@@ -43,7 +48,7 @@ class GpuLayers:
                 hidden,
                 addend,
                 (caches[0][index], caches[1][index]),
-                work.works[work.tables[index]] if isinstance(work, TabledWork) else work,
+                work.works[work.tables[index]],
                 angles,
                 output_rows if index == len(self._layers) - 1 else None,
             )

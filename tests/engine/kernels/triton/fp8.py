@@ -13,7 +13,7 @@ import triton
 
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from engine.kernels.attention_batch import AttentionBatch
-from engine.kernels.decoder_layer import LayerWeights
+from engine.kernels.decoder_layer import LayerWeights, TabledWork
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.scoring import Scoring
 from engine.kernels.triton.layers.fp8 import (
@@ -284,7 +284,8 @@ def run_fp8_layers() -> tuple[list[str], float]:
         computed = backend.make_layers(iter(layers))
         assert computed is not None
         held = [[packed(cache, fp8) for cache in kv[:, i]] for i in range(2)]
-        work, given, rotation = backend.prepare(batch), hidden.clone(), (angles.cos(), angles.sin())
+        work = TabledWork([backend.prepare(batch)], [0] * len(layers))
+        given, rotation = hidden.clone(), (angles.cos(), angles.sin())
         with torch.inference_mode(), LaunchCounter() as counter:
             out = computed(given, held, work, rotation, output_rows)
         # Attention's result is quantised, and its rows selected, by a launch of its own; another one copies KV.

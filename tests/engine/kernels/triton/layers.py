@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 from benchmarks.kernels.attention_batches import make_batch
-from engine.kernels.decoder_layer import LayerWeights
+from engine.kernels.decoder_layer import LayerWeights, TabledWork
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.scoring import Scoring
 from engine.kernels.triton.layers.layer_kernels import add_rms_norm, rotate_and_write_kv, swiglu
@@ -287,7 +287,8 @@ def run_layers() -> tuple[list[str], float]:
         computed = backend.make_layers(iter(layers))
         assert computed is not None
         keys, values = ([cache.clone() for cache in kv[:, i]] for i in range(2))
-        work, given, rotation = backend.prepare(batch), hidden.clone(), (angles.cos(), angles.sin())
+        work = TabledWork([backend.prepare(batch)], [0] * len(layers))
+        given, rotation = hidden.clone(), (angles.cos(), angles.sin())
         with torch.inference_mode(), LaunchCounter() as counter:
             out = computed(given, (keys, values), work, rotation, output_rows)
         # One more in the last layer: the output rows.

@@ -178,7 +178,7 @@ def run_refill() -> tuple[list[str], float]:
             torch.cat([rows, torch.full((pad, *rows.shape[1:]), torch.nan)])
             for rows in (inputs.query, inputs.key, inputs.value)
         )
-        backend.write_kv(key, value, inputs.k_cache, inputs.v_cache, work)
+        write_kv_ref(key, value, inputs.k_cache, inputs.v_cache, work.slots)
         out = torch.full(query.shape, GUARD)
         backend.attend(query, inputs.k_cache, inputs.v_cache, work, Scoring(scale=0.125), out=out)
         k_cache, v_cache = (cache.double().nan_to_num(0.0) for cache in (inputs.k_cache, inputs.v_cache))
