@@ -148,7 +148,7 @@ class WorkerSettings(Settings):
         if self.runner == "ray":
             from flows.ray_cluster import check_cluster  # imported only when needed
 
-            check_cluster(self.ray_address, engine)
+            check_cluster(self.ray_address, engine, checkpoint)
             return
         if self.ray_address != "auto":
             raise ConfigError(f"ray_address {self.ray_address!r} is for runner ray, and runner is local")

@@ -14,6 +14,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
+from engine.device.placement import check_device
 from engine.errors import ConfigError, DatabaseError
 from flows.command.run_flow import prepare_console, run_flow
 from flows.nights.together import infer_together
@@ -81,6 +82,8 @@ def compare(
         raise ConfigError("an exchange carries the work of one workload, and compare answers two: leave exchange empty")
     with hold_night(database, lock_timeout_seconds, is_written=False):
         config = replace(engine.to_config(), keep_prefixes_bytes=0)  # nothing is written
+        if machines.runner == "local":
+            check_device(config.device)  # before a model is fetched
         source = find_source(database, model, config, planning, True, find_attachments(attach))
         first, second = (use_kept(database, load_workload(name)) for name in workloads)
         machines.check_host(config, source.checkpoint)
