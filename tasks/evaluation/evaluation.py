@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,7 @@ class Comparison:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, workload: Workload, evaluation_id: str) -> None:
         self._connection, self._workload = connection, workload
+        self.execute = partial(execute, connection)
         self._this = {"evaluation_id": evaluation_id}
         self._table = workload.output.table
         self._latest = f"latest_{self._table}"
@@ -200,7 +202,7 @@ class Comparison:
         for column in columns:
             self._pair(column)
             self._check_values(gold, column)
-            num_values += self.execute("gold/count_values").fetchall()[0][0]
+            num_values += self._connection.table("batchloom_pairs").count("given").fetchall()[0][0]
         if not num_values and not any(column.is_nullable for column in columns):
             names = ", ".join(dict.fromkeys(repr(column.expected) for column in columns))
             raise DatabaseError(f"gold table {gold!r} judges nothing: each value of {names} is NULL")
@@ -245,9 +247,8 @@ class Comparison:
     def measure(self) -> list[Metric]:
         """Compute, insert and return the metrics of all compared rows, with intervals."""
         num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // self._most_rows))
-        for name in ("means", "label_metrics", "calibration_metrics"):
-            parameters = {"num_replicates": num_replicates, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
-            self.execute(f"evaluate/insert_{name}", self._this | parameters)
+        parameters = {"num_replicates": num_replicates, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
+        self.execute("evaluate/insert_metrics", self._this | parameters)
         return [Metric(**row) for row in fetch_rows(self.execute("evaluate/metrics", self._this))]
 
     def _pair(self, column: ComparedColumn) -> None:
@@ -291,10 +292,4 @@ class Comparison:
         return ", ".join(f"{name} {'NULL' if value is None else repr(value[:80])}" for name, value in parts)
 
     def _count(self, table: str) -> int:
-        return int(self.execute("gold/count_rows", table=table).fetchall()[0][0])
-
-    def execute(
-        self, name: str, parameters: Mapping[str, Any] | None = None, **identifiers: str | Sequence[str]
-    ) -> duckdb.DuckDBPyConnection:
-        """Run a statement of ``sql/``."""
-        return execute(self._connection, name, parameters, **identifiers)
+        return len(self._connection.table(table))
