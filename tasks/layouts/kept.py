@@ -33,8 +33,12 @@ order of their own, and orders of the night's rows, see `RowLayouts.chosen`."""
 
 
 def read_kept(database: str | Path, workload: Workload, lock_timeout_seconds: float = 30.0) -> Kept | None:
-    """The layout that is kept for the workload's template; None if no night has chosen one, or may choose. See
-    `tasks.database.connection.connect`."""
+    """The layout that is kept for the workload's template; None if no night has chosen one, or may choose.
+
+    Args:
+        database, workload: DuckDB file, and the workload as in its file.
+        lock_timeout_seconds: to wait while another process has the database open.
+    """
     if workload.prompt.layout == "written":
         return None
     key = {"workload": workload.name, "template_digest": _digest(workload)}
