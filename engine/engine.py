@@ -59,17 +59,16 @@ class Engine(BatchCalls):
     def __init__(self, model: Model, config: EngineConfig | None = None, checkpoint: Path | None = None) -> None:
         if config is None or isinstance(model, (str, Path)):
             raise ConfigError(f"a checkpoint's engine is made by {type(self).__name__}.load(model, config)")
-        self.config = config
-        self._config = config  # with a number of tokens for each step
         if config.max_num_batched_tokens == "auto" and model.device.type != "cpu":
             from engine.simulation.step_tokens import resolve_on_gpu  # imported only when needed
 
-            self._config = resolve_on_gpu(config, model.settings, model.device, model.dtype, model.shard)
+            config = resolve_on_gpu(config, model.settings, model.device, model.dtype, model.shard)
+        self.config = config  # on a GPU with a number of tokens for each step
         self._model, limit = model, config.max_model_len
         self.max_model_len = model.max_positions if limit == "auto" else min(limit, model.max_positions)
         self._find_pooler = cache(partial(causal_pooler, checkpoint, model.device, model.hidden_size))
         self._overlaps_steps = model.device.type != "cpu" and can_overlap(config)
-        self._runner = StepRunner(model, self._config, max_model_len=self.max_model_len)
+        self._runner = StepRunner(model, config, max_model_len=self.max_model_len)
         self._cache, self.num_kv_blocks = self._runner.cache, self._runner.cache.num_blocks
         self.vocab_size, self.eos_token_ids = model.vocab_size, model.eos_token_ids
         self._lock = Lock()
@@ -79,7 +78,7 @@ class Engine(BatchCalls):
             from engine.disaggregation import disaggregated_run  # imported only when needed
 
             assert checkpoint is not None, "Engine.load refuses a loaded model here"
-            self._prompt_process = disaggregated_run.PromptProcess(str(checkpoint), self._config, self._runner)
+            self._prompt_process = disaggregated_run.PromptProcess(str(checkpoint), config, self._runner)
 
     @classmethod
     def load(
@@ -204,7 +203,7 @@ class Engine(BatchCalls):
         for index, request in enumerate(requests):
             if reason := self.why_impossible(request, can_decode=decode is not None):
                 impossible[index] = Completion.refuse(request.request_id, len(request.token_ids), reason)
-        config, cache = self._config, self._cache
+        config, cache = self.config, self._cache
         scheduler = Scheduler(
             schedule_groups(requests, groups, impossible, config, make_node),
             pool=make_pool(config, cache.num_blocks, cache.layout.windows),

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from prefect import flow
 from pydantic import Field
 
+from engine.device.placement import check_device
 from engine.encoding.families import is_encoder
 from engine.errors import ArtifactError, DatabaseError, ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
@@ -81,12 +82,16 @@ def explain(
     except ArtifactError as error:
         raise ArtifactError(f"{error}; tokens and plans are kept there, so copy the database elsewhere") from error
     prune_cache(database)
+    config, named = engine.to_config(), None if device.lower() == "auto" else device
+    is_here = named is None or named.lower() in ("cpu", "cuda")
+    if is_here:
+        config = config if named is None else replace(config, device=named.lower())
+        if config.device.startswith("cuda"):
+            check_device(config.device)  # before a model is fetched
     checkpoint = resolve_checkpoint(model)
     if is_encoder(checkpoint):
         raise ModelError(f"model {model!r} is an encoder, whose nights have neither prefixes nor KV to explain")
-    config, named = engine.to_config(), None if device.lower() == "auto" else device
-    if named is None or named.lower() in ("cpu", "cuda"):
-        config = config if named is None else replace(config, device=named.lower())
+    if is_here:
         team = lay_out_workers(workers, config)
     else:
         team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=config)

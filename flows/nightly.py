@@ -11,6 +11,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
+from engine.device.placement import check_device
 from engine.errors import ConfigError
 from flows.command.run_flow import prepare_console, run_flow
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
@@ -70,6 +71,8 @@ def nightly(
         check_target(database, publish, attached)
     with hold_night(database, lock_timeout_seconds, is_written=is_kept):
         config = engine.to_config(database)
+        if machines.runner == "local":
+            check_device(config.device)  # before a model is fetched
         source = find_source(database, model, config, planning, full, attached)
         machines.check_host(config, source.checkpoint)
         chosen = load_workloads(workloads, source, adapter)

@@ -15,9 +15,10 @@ from prefect.client.orchestration import get_client
 from prefect.futures import PrefectFutureList, wait
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from engine.config import EngineConfig
+from engine.config import Dtype, EngineConfig
 from engine.errors import ConfigError
 from engine.kernels import cdiv
+from engine.limits import check_kv_budget
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run_exchange import LATE
 from tasks.workers.engine_team import EngineTeam
@@ -90,8 +91,19 @@ class RayCluster:
         return self._runner
 
 
-def check_cluster(address: str, engine: EngineConfig) -> None:
-    """Join a Ray cluster and leave it; raises as `join_cluster` and `worker_options`."""
+def check_cluster(address: str, engine: EngineConfig, checkpoint: Path) -> None:
+    """Join a Ray cluster and leave it.
+
+    Args:
+        address: see `RayCluster`.
+        engine: of each worker.
+        checkpoint: folder of the model.
+    Raises:
+        CapacityError: the KV budget is below two blocks, see `check_kv_budget`.
+        ConfigError: see `join_cluster` and `worker_options`.
+    """
+    smallest: Dtype = "bfloat16" if engine.dtype == "auto" else engine.dtype  # workers may have another device
+    check_kv_budget(replace(engine, dtype=smallest), checkpoint)
     with join_cluster(address):
         worker_options(engine)
 

@@ -11,10 +11,10 @@ from tasks.report import link_report, write_report
 LOGGER = logging.getLogger("batchloom")
 
 
-def report_run(database: str | Path, run_id: str) -> None:
+def report_run(database: str | Path, run_id: str, lock_timeout_seconds: float = 30.0) -> None:
     """Write the report of a run and link it from the calling flow run. An error is a failed task and a warning, but
-    does not fail the night: the answers are in the tables."""
-    state = link_report(str(database), run_id, return_state=True)
+    does not fail the night: the answers are in the tables. See `write_report`."""
+    state = link_report(str(database), run_id, lock_timeout_seconds, return_state=True)
     if state.is_completed():
         LOGGER.info("report: %s", state.result())
     else:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ByteSize,
     ConfigDict,
@@ -125,7 +126,7 @@ class WorkerSettings(Settings):
     """what computes; local: this host; ray: the workers of a Ray cluster"""
     ray_address: str = "auto"
     """host:port of the Ray cluster's head; auto: the cluster that this host is part of"""
-    exchange: str = ""
+    exchange: Annotated[str, AfterValidator(lambda url: url and check_url(url))] = ""
     """fsspec URL of a folder, such as s3://bucket/nights, through which workers exchange work and answers if they
     cannot see the database's folder; empty: all can"""
 
@@ -136,11 +137,6 @@ class WorkerSettings(Settings):
             raise ValueError("the cluster decides how many workers there are: leave workers at auto")
         return runner
 
-    @field_validator("exchange")
-    @classmethod
-    def _check_exchange(cls, url: str) -> str:
-        return url and check_url(url)
-
     def check_host(self, engine: EngineConfig, checkpoint: Path) -> None:
         """Raise if the exchange cannot be used, or what computes is not here: a Ray cluster, GPUs, KV memory."""
         if self.exchange:
@@ -148,7 +144,7 @@ class WorkerSettings(Settings):
         if self.runner == "ray":
             from flows.ray_cluster import check_cluster  # imported only when needed
 
-            check_cluster(self.ray_address, engine)
+            check_cluster(self.ray_address, engine, checkpoint)
             return
         if self.ray_address != "auto":
             raise ConfigError(f"ray_address {self.ray_address!r} is for runner ray, and runner is local")

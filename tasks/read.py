@@ -103,7 +103,7 @@ def _select_rows(connection: duckdb.DuckDBPyConnection, source: Source, workload
     if choice and has_answers:
         table = choice.prepare(connection, workload)
     digests = list(workload.kind.question_digests.values())
-    newest = "newest_answers_none" if not has_answers else "newest_decisions" if digests else "newest_answers"
+    newest = "newest_answers" if has_answers else "newest_answers_none"
     for name in ("macro_bytes_of", "macro_problem_of", "row_layouts", newest):
         execute(connection, f"read/{name}", table=table, keys=workload.key)
     if workload.row_layouts is not None:

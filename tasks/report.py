@@ -28,6 +28,7 @@ def write_report(
     Args:
         run_id: None for the newest run that had something to do.
         page: the file; None for ``report.html`` in the run's folder.
+        lock_timeout_seconds: to wait while another process has the database open.
     """
     with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds) as connection:
         run, plan = read_run(connection, run_id), None
@@ -47,10 +48,10 @@ def write_report(
 
 
 @task(name="report", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def link_report(database: str, run_id: str) -> str:
+def link_report(database: str, run_id: str, lock_timeout_seconds: float = 30.0) -> str:
     """Write the page of a run into its folder and link it, with the main numbers, from the flow run; returns its path.
     See `write_report`."""
-    path, facts = write_report(database, run_id)
+    path, facts = write_report(database, run_id, lock_timeout_seconds=lock_timeout_seconds)
     workload = facts.run.workload
     create_link_artifact(
         link=path.as_uri(),

@@ -65,10 +65,11 @@ def choose_rows(
         chosen = execute(connection, "sample/choose_rows", files | how).fetchall()
     num_all = len(np.unique(pq.read_table(plan.path, columns=["row_id"]).column(0).to_numpy() // num_questions))
     row_ids = {"row_ids": [row_id for row_id, _, _ in chosen]}
-    sampled = take_requests("sample/take_requests", requests, row_ids, folder / "requests.parquet")
+    sampled = take_requests.fn("sample/take_requests", requests, row_ids, folder / "requests.parquet")
     return Sample(requests=sampled, share_degrees=[degree for _, degree, _ in chosen], num_all=num_all)
 
 
+@task(name="take_requests", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def take_requests(
     name: str, requests: ArtifactRef, parameters: Mapping[str, Any], target: Path, **identifiers: Sequence[str]
 ) -> ArtifactRef:
@@ -76,6 +77,8 @@ def take_requests(
 
     Args:
         parameters, identifiers: of the statement, beside $requests, the artifact's path.
+    Raises:
+        ArtifactError: the requests are not what their reference says, or `target` cannot be written.
     """
     text = fill_identifiers(statement(name), **identifiers)
     with open_parquet(requests) as file, open_in_memory(requests.path) as connection:

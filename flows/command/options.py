@@ -17,9 +17,8 @@ from flows.command.option_faults import describe_usage, describe_values
 from flows.settings import RENAMED
 
 SHOWN_FIRST = (
-    *("file", "database", "model", "workloads", "full", "until", "budget", "publish", "sample", "keep", "json", "show"),
-    *("workload", "gold", "run", "against", "min", "max"),
-    *("device", "dtype", "kv_memory", "max_num_batched_tokens", "workers"),
+    *("file", "database", "model", "workloads", "full", "until", "budget", "publish", "sample", "show"),
+    *("workload", "gold", "run", "against", "min", "max", "device", "dtype", "kv_memory", "workers"),
 )
 """Options that ``--help`` shows, which shows all of a command with few."""
 

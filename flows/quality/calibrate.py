@@ -11,10 +11,8 @@ from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
 from flows.command.run_flow import prepare_console, run_flow
-from tasks.database.connection import connect
 from tasks.evaluation.calibration import Calibration, Method, calibrate_answers
 from tasks.evaluation.evaluation import bind_to_answers
-from tasks.layouts.kept import use_kept
 from tasks.runs.run_summary import artifact_key
 from tasks.workloads.workload import load_workload
 
@@ -41,9 +39,7 @@ def calibrate(
         method: platt: a logistic curve; isotonic: piecewise linear, for many rows; auto: isotonic from 1,000 rows on.
         lock_timeout_seconds: seconds to wait while another process has the database open.
     """
-    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path fails here, before a folder is made next to it
-    loaded = bind_to_answers(database, use_kept(database, load_workload(workload)))
+    loaded = bind_to_answers(database, load_workload(workload), lock_timeout_seconds=lock_timeout_seconds)
     found = calibrate_answers(str(database), loaded, gold, method, lock_timeout_seconds=lock_timeout_seconds)
     for each in found:
         name = each.column_name + (f" of {each.label!r}" if each.label is not None else "")

@@ -14,6 +14,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
+from engine.device.placement import check_device
 from engine.errors import ConfigError, DatabaseError
 from flows.command.run_flow import prepare_console, run_flow
 from flows.nights.together import infer_together
@@ -24,14 +25,14 @@ from flows.text_page import ARTIFACT_COLUMNS, publish_page
 from flows.workers import Workers
 from flows.workload_run import Night, begin_run, find_source, hold_night, tokenize_rows
 from tasks.comparison.difference import PromptDiff, check_gold, compare_with_gold, measure_agreement
-from tasks.comparison.paired_rows import PairedRow, check_comparable, list_changed, take_gold_rows, take_same_rows
+from tasks.comparison.paired_rows import PairedRow, check_comparable, list_changed
 from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.kept import use_kept
 from tasks.partitions.part import count_reasons
 from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.runs.infer_job import FailurePolicy
-from tasks.sample import choose_rows, list_answer_lengths, read_answers
+from tasks.sample import choose_rows, list_answer_lengths, read_answers, take_requests
 from tasks.storage.artifact import runs_folder
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.row_numbers import write_joined
@@ -81,6 +82,8 @@ def compare(
         raise ConfigError("an exchange carries the work of one workload, and compare answers two: leave exchange empty")
     with hold_night(database, lock_timeout_seconds, is_written=False):
         config = replace(engine.to_config(), keep_prefixes_bytes=0)  # nothing is written
+        if machines.runner == "local":
+            check_device(config.device)  # before a model is fetched
         source = find_source(database, model, config, planning, True, find_attachments(attach))
         first, second = (use_kept(database, load_workload(name)) for name in workloads)
         machines.check_host(config, source.checkpoint)
@@ -116,11 +119,13 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
         of_first, of_second = (run.folder for _, run in runs)
         asked = found.requests
         if gold_keys is not None:
-            asked = take_gold_rows(second, asked, gold_keys, folder / "gold.parquet")
+            keys = {"gold_keys": gold_keys}
+            asked = take_requests("compare/take_gold_rows", asked, keys, folder / "gold.parquet", keys=second.key)
         chosen = choose_rows(asked, whole.artifacts["tokens"], plan, of_second, num_rows, second).requests
         if gold is not None and not chosen.num_rows:
             raise DatabaseError(f"no row of gold table {gold!r} can be answered by workload {second.name!r}")
-        same = take_same_rows(first, read(source, first, of_first).requests, chosen, of_first / "same.parquet")
+        of_all, which = read(source, first, of_first).requests, {"chosen": chosen.path}
+        same = take_requests("compare/take_same_rows", of_all, which, of_first / "same.parquet", keys=first.key)
         requests = [same, chosen]
         tokens = [tokenize_rows(source, *run, each) for run, each in zip(runs, requests, strict=True)]
         joint = write_joined(tokens, folder / "joint.parquet")

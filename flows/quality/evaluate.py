@@ -16,10 +16,8 @@ from flows.command.run_flow import prepare_console, run_flow
 from flows.quality.evaluation_page import render_evaluation
 from flows.report import report_run
 from flows.text_page import publish_page
-from tasks.database.connection import connect
 from tasks.evaluation.evaluation import Evaluation, bind_to_answers, evaluate_answers
 from tasks.evaluation.threshold import Threshold
-from tasks.layouts.kept import use_kept
 from tasks.workloads.workload import load_workload
 
 LOGGER = logging.getLogger("batchloom")
@@ -61,11 +59,9 @@ def evaluate(
         QualityError: a metric is below its min or above its max; all metrics are in the database.
         BatchloomError: a parameter is wrong; the message says what and where.
     """
-    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path fails here, before a folder is made next to it
     thresholds = [Threshold.parse(text, is_least=True) for text in min]
     thresholds += [Threshold.parse(text, is_least=False) for text in max]
-    loaded = bind_to_answers(database, use_kept(database, load_workload(workload)), run)
+    loaded = bind_to_answers(database, load_workload(workload), run, lock_timeout_seconds=lock_timeout_seconds)
     evaluation = evaluate_answers(
         database, loaded, gold, run_id=run, against=against, k=k, lock_timeout_seconds=lock_timeout_seconds
     )
@@ -73,7 +69,7 @@ def evaluate(
     LOGGER.info("%s", page)
     publish_page("evaluation", loaded.name, page, f"{loaded.name}: answers against {gold or against}")
     if evaluation.run_id is not None:
-        report_run(database, evaluation.run_id)
+        report_run(database, evaluation.run_id, lock_timeout_seconds)
     if failures := [failure for each in thresholds for failure in each.find_failures(evaluation.metrics)]:
         raise QualityError("; ".join(failures))
     return evaluation

@@ -76,7 +76,7 @@ def check_gold(database: str | Path, gold: str, workloads: tuple[Workload, Workl
             comparison.execute("gold/answers", no_answers, target="batchloom_answers", source=source, keys=workload.key)
             comparison.read_gold(gold, copy="batchloom_gold")
             execute(memory, "schema/drop_table", table=source)  # the other workload may write to the same one
-        return [key for (key,) in execute(memory, "compare/gold_keys").fetchall()]
+        return [key for (key,) in memory.table("batchloom_expected_rows").project("request_key").fetchall()]
 
 
 def compare_with_gold(

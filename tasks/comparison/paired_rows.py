@@ -1,17 +1,12 @@
 """The same rows as two workloads answer them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from engine.errors import WorkloadError
 from tasks.answers.kind import AnswerKind
 from tasks.answers.thinking import THINKING_COLUMN
-from tasks.sample import AnsweredRow, take_requests
-from tasks.storage.artifact import ArtifactRef
+from tasks.sample import AnsweredRow
 from tasks.workloads.workload import Workload
 
 
@@ -59,31 +54,3 @@ def check_comparable(first: Workload, second: Workload) -> None:
         )
     if first.adapter != second.adapter:
         raise WorkloadError(f"{first.name!r} and {second.name!r} have different adapters; one batch has one of them")
-
-
-@task(name="take_same_rows", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def take_same_rows(workload: Workload, requests: ArtifactRef, chosen: ArtifactRef, target: Path) -> ArtifactRef:
-    """Write `target`: the workload's requests for rows that were chosen from another workload, in their order.
-
-    Args:
-        requests: of all rows of the workload.
-        chosen: requests of the other workload, numbered from 0.
-    Raises:
-        ArtifactError: the requests are not what their references say, or `target` cannot be written.
-    """
-    return take_requests("compare/take_same_rows", requests, {"chosen": chosen.path}, target, keys=workload.key)
-
-
-@task(name="take_gold_rows", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def take_gold_rows(
-    workload: Workload, requests: ArtifactRef, gold_keys: Sequence[Sequence[str]], target: Path
-) -> ArtifactRef:
-    """Write `target`: the requests for rows that gold judges.
-
-    Args:
-        requests: of all rows of the workload.
-        gold_keys: as text.
-    Raises:
-        ArtifactError: the requests are not what their reference says, or `target` cannot be written.
-    """
-    return take_requests("compare/take_gold_rows", requests, {"gold_keys": gold_keys}, target, keys=workload.key)

@@ -11,7 +11,7 @@ from engine.errors import ConfigError, DatabaseError
 from sql import statement
 from tasks.database.connection import check_path, execute, fill_identifiers, set_option
 from tasks.database.messages import explain
-from tasks.database.schema import list_request_columns
+from tasks.database.schema import INPUT_TABLES, list_relations
 from tasks.workloads.workload import Workload
 
 TABLE_FILES = frozenset((".parquet", ".csv", ".json", ".jsonl"))
@@ -75,9 +75,14 @@ def _attach_folder(connection: duckdb.DuckDBPyConnection, name: str, folder: Pat
 
 
 def reads_attachments(connection: duckdb.DuckDBPyConnection, workload: Workload) -> bool:
-    """Whether the workload's query needs attachments that this connection lacks; call it outside of a transaction."""
+    """Whether the latest view of the workload would need attachments that this connection lacks; call it outside of a
+    transaction. The views of ``schema.sql`` read the input tables, all others the workload's query."""
+    texts = [workload.requests_sql]
+    if workload.output.table.lower() in ("snippets", "rankings"):
+        texts = [f"from {name}" for name in INPUT_TABLES & list_relations(connection).keys()]
     try:
-        list_request_columns(connection, workload, workload.output.table)
-    except DatabaseError:
+        for text in texts:
+            execute(connection, "read/request_columns", {"requests_sql": text})
+    except duckdb.Error:
         return True
     return False

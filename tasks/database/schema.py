@@ -75,8 +75,8 @@ def create_schema(
     earlier version did not have; views are replaced.
 
     Args:
-        is_foreign: the workload's query reads files that are attached only while rows are read. Then the latest view
-            cannot run the query, and keeps answers of rows that the query no longer returns.
+        is_foreign: its query or input tables read files that are attached only while rows are read. Then the latest
+            view cannot run the query and keeps answers of rows that are gone, also of tables in ``schema.sql``.
     """
     existing = list_relations(connection)
     for name, relation in _needed_relations(workload).items():
@@ -85,7 +85,7 @@ def create_schema(
             from tasks.database.existing_tables import add_columns  # imported only when needed
 
             add_columns(connection, workload, name, lacking)
-    is_shipped = workload is None or workload.output.table.lower() in _shipped_relations()
+    is_shipped = workload is None or (not is_foreign and workload.output.table.lower() in _shipped_relations())
     for name, text in _shipped_statements().items():
         if (is_shipped or name in RUN_RELATIONS) and not ("create table" in text and name in existing):
             connection.execute(text)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tasks.database.connection import connect, execute, fetch_rows, quote_identi
 from tasks.database.existing_tables import check_own_view
 from tasks.database.schema import list_relations
 from tasks.evaluation.compared_column import ComparedColumn, list_columns, list_gold_columns, match_columns
+from tasks.layouts.kept import use_kept
 from tasks.runs.run import new_run_id
 from tasks.workloads.model_use import bind_again
 from tasks.workloads.workload import Workload
@@ -84,12 +86,19 @@ class Evaluation:
     metrics: Sequence[Metric] = field(default=())
 
 
-def bind_to_answers(database: str | Path, workload: Workload, run_id: str | None = None) -> Workload:
-    """The workload with the adapter of its newest answer in `database` (of `run_id`, or of any), and with the settings
-    that this answer's model decides, such as the labels of a classification head. Without an answer it stays as it is.
-    See `bind_again`; raises `ModelError` as it does, or if the adapter is gone."""
-    table = workload.output.table
-    with connect(database, read_only=True) as connection:
+def bind_to_answers(
+    database: str | Path, workload: Workload, run_id: str | None = None, *, lock_timeout_seconds: float = 30.0
+) -> Workload:
+    """The workload in its kept layout, with the adapter of its newest answer (of a run, or of any), and with what the
+    model of this answer decides, such as the labels of a classification head. Raises `ModelError` as `bind_again`, or
+    if the adapter is gone.
+
+    Args:
+        run_id: of the answer; None for the newest of any run.
+        lock_timeout_seconds: to wait while another process has the database open.
+    """
+    workload, table = use_kept(database, workload, lock_timeout_seconds), workload.output.table
+    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds) as connection:
         if not {table.lower(), "runs"} <= list_relations(connection).keys():
             return workload
         found = execute(connection, "gold/newest_run", {"run_id": run_id}, table=table).fetchall()
@@ -150,6 +159,7 @@ class Comparison:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, workload: Workload, evaluation_id: str) -> None:
         self._connection, self._workload = connection, workload
+        self.execute = partial(execute, connection)
         self._this = {"evaluation_id": evaluation_id}
         self._table = workload.output.table
         self._latest = f"latest_{self._table}"
@@ -180,7 +190,7 @@ class Comparison:
         parameters = {"run_id": run_id, "leaves_out_errors": leaves_out_errors}
         source = self._latest if run_id is None else self._table
         self.execute("gold/answers", parameters, target=target, source=source, keys=self._workload.key)
-        if self._count(target) == 0:
+        if len(self._connection.table(target)) == 0:
             raise DatabaseError(
                 f"workload {self._workload.name!r} has no answers yet in {self._latest!r}"
                 if run_id is None
@@ -195,12 +205,12 @@ class Comparison:
         parameters = {"gold": copy or gold, "keys": list(self._workload.key)}
         self.execute("gold/expected_rows", parameters, keys=self._workload.key)
         self._check_keys(gold)
-        self._most_rows = self._count("batchloom_expected_rows")
+        self._most_rows = len(self._connection.table("batchloom_expected_rows"))
         num_values = 0
         for column in columns:
             self._pair(column)
             self._check_values(gold, column)
-            num_values += self.execute("gold/count_values").fetchall()[0][0]
+            num_values += self._connection.table("batchloom_pairs").count("given").fetchall()[0][0]
         if not num_values and not any(column.is_nullable for column in columns):
             names = ", ".join(dict.fromkeys(repr(column.expected) for column in columns))
             raise DatabaseError(f"gold table {gold!r} judges nothing: each value of {names} is NULL")
@@ -229,7 +239,7 @@ class Comparison:
     def compare_with_run(self, run_id: str) -> None:
         """Insert rows with each answer and that of another run, where both are there."""
         self.take_answers(run_id, is_reference=True)
-        self._most_rows = max(self._most_rows, self._count("batchloom_expected_rows"))
+        self._most_rows = max(self._most_rows, len(self._connection.table("batchloom_expected_rows")))
         for column in list_columns(self._workload, self._answer_types):
             self._pair(column)
             self._insert(column, run_id, "agreement")
@@ -245,9 +255,8 @@ class Comparison:
     def measure(self) -> list[Metric]:
         """Compute, insert and return the metrics of all compared rows, with intervals."""
         num_replicates = min(MOST_REPLICATES, max(FEWEST_REPLICATES, MOST_DRAWS // self._most_rows))
-        for name in ("means", "label_metrics", "calibration_metrics"):
-            parameters = {"num_replicates": num_replicates, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
-            self.execute(f"evaluate/insert_{name}", self._this | parameters)
+        parameters = {"num_replicates": num_replicates, "fewest_rows": FEWEST_BOOTSTRAP_ROWS}
+        self.execute("evaluate/insert_metrics", self._this | parameters)
         return [Metric(**row) for row in fetch_rows(self.execute("evaluate/metrics", self._this))]
 
     def _pair(self, column: ComparedColumn) -> None:
@@ -260,7 +269,7 @@ class Comparison:
         self.execute("evaluate/insert_rows", self._this | parameters | {"is_nullable": column.is_nullable})
 
     def _check_keys(self, gold: str) -> None:
-        if self._count("batchloom_expected_rows") == 0:
+        if len(self._connection.table("batchloom_expected_rows")) == 0:
             raise DatabaseError(f"gold table {gold!r} is empty")
         for key, num_rows in self.execute("gold/bad_keys").fetchall():
             named = self._name_key(key)
@@ -289,12 +298,3 @@ class Comparison:
     def _name_key(self, key: Sequence[str | None]) -> str:
         parts = zip(self._workload.key, key, strict=True)
         return ", ".join(f"{name} {'NULL' if value is None else repr(value[:80])}" for name, value in parts)
-
-    def _count(self, table: str) -> int:
-        return int(self.execute("gold/count_rows", table=table).fetchall()[0][0])
-
-    def execute(
-        self, name: str, parameters: Mapping[str, Any] | None = None, **identifiers: str | Sequence[str]
-    ) -> duckdb.DuckDBPyConnection:
-        """Run a statement of ``sql/``."""
-        return execute(self._connection, name, parameters, **identifiers)

@@ -32,12 +32,17 @@ Choice = tuple[Workload, Order, pa.Table]
 order of their own, and orders of the night's rows, see `RowLayouts.chosen`."""
 
 
-def read_kept(database: str | Path, workload: Workload) -> Kept | None:
-    """The layout that is kept for the workload's template; None if no night has chosen one, or may choose."""
+def read_kept(database: str | Path, workload: Workload, lock_timeout_seconds: float = 30.0) -> Kept | None:
+    """The layout that is kept for the workload's template; None if no night has chosen one, or may choose.
+
+    Args:
+        database, workload: DuckDB file, and the workload as in its file.
+        lock_timeout_seconds: to wait while another process has the database open.
+    """
     if workload.prompt.layout == "written":
         return None
     key = {"workload": workload.name, "template_digest": _digest(workload)}
-    with connect(database, read_only=True) as connection:
+    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds) as connection:
         relations = list_relations(connection)
         if TABLE not in relations:
             return None
@@ -49,9 +54,9 @@ def read_kept(database: str | Path, workload: Workload) -> Kept | None:
         return Kept(order=order, has_rows=counted is not None and counted.fetchall() != [(0,)])
 
 
-def use_kept(database: str | Path, workload: Workload) -> Workload:
-    """The workload in its kept layout, in which its newest answers were made; else as written."""
-    return lay_out(workload, read_kept(database, workload))
+def use_kept(database: str | Path, workload: Workload, lock_timeout_seconds: float = 30.0) -> Workload:
+    """The workload in its kept layout, in which its newest answers were made; else as written. See `read_kept`."""
+    return lay_out(workload, read_kept(database, workload, lock_timeout_seconds))
 
 
 def lay_out(workload: Workload, kept: Kept | None, chosen: pa.Table | None = None) -> Workload:

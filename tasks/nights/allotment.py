@@ -48,7 +48,7 @@ def allot(
     """Give the night's time to portions by priority, and within a priority to those with the lowest cost per row.
     Returns an allotment for each step with portions, by name.
 
-    Costs per row within a fifth of each other count as equal, as in `engine.planning.plan_partitions`; among equals the
+    Costs per row within a fifth of each other count as equal, as in `engine.planning.cheapest_first`; among equals the
     order of `portions` decides. The first portion of a model also takes the time to load the model; it is left out if
     there is no time for that. The last portion may get less time than it takes: then only a part of its rows is done.
 

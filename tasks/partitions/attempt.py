@@ -16,9 +16,9 @@ from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from engine.request import Request
 from tasks.partitions.engine_host import PROCESS_HOST, LoadedModel
-from tasks.partitions.out_of_memory import note_lowered
 from tasks.partitions.partition_work import PartitionWork, Piece
 from tasks.prompts.prompt import RequestForm
+from tasks.runs.engine_notes import note_engine
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_partition
@@ -124,7 +124,7 @@ def try_rows(rows: Plan, work: PartitionWork, piece: Piece) -> Failure | None:
 
     with PROCESS_HOST.use(job) as model:
         if model.engine.config != job.engine:
-            note_lowered(job.first.run_folder, model.engine.config)
+            note_engine(job, model.engine.config)
         if stop.is_made:  # the deadline may have passed during loading
             raise StoppedError
         work.attempts.note(piece)

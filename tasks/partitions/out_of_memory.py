@@ -1,13 +1,10 @@
 """Recovery from a lack of memory: detecting it, freeing memory, and going on with less."""
 
 import gc
-import json
 from dataclasses import replace
-from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, OutOfMemoryError
-from tasks.storage.artifact import replace_file
 
 MOST_HALVINGS = 4
 """How often memory is halved; after that, a lack of memory is a failure like any other."""
@@ -53,18 +50,6 @@ def lower(config: EngineConfig, num_halvings: int) -> EngineConfig:
 def can_lower(config: EngineConfig, num_halvings: int) -> bool:
     """Whether one more halving lowers the memory."""
     return num_halvings < MOST_HALVINGS and lower(config, num_halvings) != lower(config, num_halvings + 1)
-
-
-def note_lowered(run_folder: Path, config: EngineConfig) -> None:
-    """Note in the run folder the settings that an engine was loaded with. Engines with the same ones share a note,
-    whose name begins with the tokens of a step."""
-    names = ("kv_memory_bytes", "memory_fraction", "max_num_batched_tokens")
-    value = {name: getattr(config, name) for name in names}
-    path = run_folder / "engines" / f"{'-'.join(map(str, reversed(value.values())))}.json"
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        with replace_file(path) as file:
-            file.write(json.dumps(value).encode())
 
 
 def describe_memory(config: EngineConfig) -> str:

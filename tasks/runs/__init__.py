@@ -1,1 +1,1 @@
-"""A run of one workload: its folder, record, progress, lock, recovery, and its copy elsewhere."""
+"""A run of one workload: its folder, record, progress and lock, and its copy elsewhere."""

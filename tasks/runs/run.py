@@ -161,9 +161,10 @@ class Run:
     def end(self, status: RunStatus, error: str = "") -> None:
         """Note how the run ended, before its answers are written."""
         config = dict(self.record.config)
-        if lowered := list(self.folder.glob("engines/*.json")):  # see `note_lowered`
-            lowered.sort(key=lambda path: int(path.stem.partition("-")[0]), reverse=True)
-            config["engines_with_less_memory"] = [json.loads(path.read_bytes()) for path in lowered]
+        if (self.folder / "engines").exists():
+            from tasks.runs.engine_notes import read_notes  # imported only when needed
+
+            config |= read_notes(self.folder)
         self.note(status=status, error=error, config=config)
 
     def finish(self) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AutoTokenizer
 
+from engine.config import EngineConfig
 from engine.errors import DeviceError, FailureRateError
 from engine.model.layers import TiedEmbedding
 from flows.command.run_flow import run_flow
 from flows.nightly import nightly
 from flows.settings import EngineSettings
+from tasks.partitions import engine_host
 from tasks.partitions.failing import judge_failure
-from tasks.runs.infer_job import FailurePolicy
+from tasks.runs.infer_job import FailurePolicy, InferJob
+from tests.sql.report_facts import read_facts
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -231,6 +235,31 @@ def test_out_of_memory_on_the_device_lowers_the_budget_and_goes_on(
     ]
     widest = "select max(num_prefix_tokens + num_suffix_tokens + num_decode_tokens) from steps where run_id = ?"
     assert nights.sql(widest, [summary.run_id]) == [(32,)]
+
+
+def test_the_run_has_the_step_tokens_that_an_engine_took_for_auto(nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an engine on a GPU does after its weights are loaded. The page counts steps as full by them."""
+    load = engine_host._load_engine
+
+    def load_as_on_a_gpu(job: InferJob, config: EngineConfig) -> Any:
+        engine = load(job, config)
+        if engine is not None and config.max_num_batched_tokens == "auto":
+            engine.config = replace(engine.config, max_num_batched_tokens=16384)
+        return engine
+
+    monkeypatch.setattr(engine_host, "_load_engine", load_as_on_a_gpu)
+    auto = EngineSettings(dtype="float32", kv_memory="200MiB")
+    (summary,) = nights.run("snippets", engine=auto)
+    query = "select config->>'step_tokens', config->'engines_with_less_memory' from runs where run_id = ?"
+    assert nights.sql(query, [summary.run_id]) == [("16384", None)]
+    assert read_facts(nights, summary.run_id).totals.max_num_batched_tokens == 16384
+
+    once = [torch.OutOfMemoryError("CUDA out of memory")]
+    with spoiled(lambda token_ids: once.pop() if once and token_ids.numel() > 40 else None):
+        (summary,) = nights.run("snippets", full=True, engine=auto, failures=AT_ONCE)
+    ((tokens, engines),) = nights.sql(query, [summary.run_id])
+    assert tokens == "16384"
+    assert [each["max_num_batched_tokens"] for each in json.loads(engines)] == [1024]
 
 
 def test_a_row_that_no_memory_suffices_for_is_an_error_row(nights: Any, on_poison: Any) -> None:

@@ -117,7 +117,9 @@ def test_tecd_at_its_ends(night: Any, make_run: Callable[..., str], steps: list[
     [
         ({}, 60, 60),
         ({"engine": {"max_num_batched_tokens": "auto"}}, 60, 2048),  # a CPU's
-        ({"engine": {"max_num_batched_tokens": "auto"}}, 8192, 8192),  # a GPU's
+        ({"engine": {"max_num_batched_tokens": "auto"}}, 8192, 8192),  # a GPU's, of an earlier version
+        ({"engine": {"max_num_batched_tokens": "auto"}, "step_tokens": 16384}, 60, 16384),
+        ({"engine": {"max_num_batched_tokens": 128}, "step_tokens": None}, 60, 128),
     ],
 )
 def test_without_a_chunk_size_the_largest_step_stands_in(

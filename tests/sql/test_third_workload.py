@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.errors import DatabaseError, WorkloadError
-from tasks.comparison.paired_rows import take_same_rows
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
+from tasks.sample import take_requests
 from tasks.workloads.workload import load_workload
 from tests.sql.conftest import Night
 
@@ -184,7 +184,8 @@ def test_the_same_rows_are_found_by_a_key_of_any_name(tickets: Any, topics: Path
     topics.write_text(topics.read_text().replace('key = ["ticket_id"]', 'key = ["chosen_id"]'))
     (topics.parent / "select_tickets.sql").write_text("select *, ticket_id as chosen_id from tickets")
     requests = tickets.prepare(load_workload(topics), lambda row: None).read.requests
-    same = take_same_rows.fn(load_workload(topics), requests, requests, tmp_path / "same.parquet")
+    chosen, target = {"chosen": requests.path}, tmp_path / "same.parquet"
+    same = take_requests.fn("compare/take_same_rows", requests, chosen, target, keys=("chosen_id",))
     assert pq.read_table(same.path) == pq.read_table(requests.path)
 
 

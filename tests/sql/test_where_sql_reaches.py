@@ -131,6 +131,36 @@ def test_attached_files_are_tables(night: Any, make_workload: Any, exports: Path
     assert night.prepare(workload, answer, attach=attach).read.num_already_done == 4
 
 
+@pytest.mark.parametrize("name", ["documents", "queries", "snippet_requests", "ranking_candidates"])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_an_input_of_shipped_workloads_may_be_a_view_over_an_attachment(
+    night: Any, tmp_path: Path, name: str, is_new: bool
+) -> None:
+    if is_new:  # a database without batchloom's outputs
+        with duckdb.connect(str(tmp_path / "new.duckdb")) as connection:
+            connection.execute(f"attach '{night.path}' as old (read_only)")
+            for each in ("documents", "queries", "snippet_requests", "ranking_candidates"):
+                connection.execute(f"create table {each} as from old.{each}")
+        night.path = tmp_path / "new.duckdb"
+    night.sql("insert into ranking_candidates values ('q1', 'd1'), ('q1', 'd2')")
+    with duckdb.connect(str(night.path)) as connection:
+        connection.execute(f"attach '{tmp_path}/crm.duckdb' as crm")
+        connection.execute(f"create table crm.inputs as from {name}")
+        connection.execute(f"drop table {name}")
+        connection.execute(f"create view {name} as from crm.inputs")
+    attach = {"crm": f"{tmp_path}/crm.duckdb"}
+
+    def score(row: dict[str, Any]) -> dict[str, Any]:
+        return {"score": len(row["body"]) / 10, "finish_reason": "scored", "label": "yes", "label_logprobs": [0.0, 0.0]}
+
+    night.run(attach=attach)
+    night.run("ranking", score, attach=attach)
+    assert night.sql("select count(*) from latest_snippets where status = 'ok'") == [(3,)]
+    assert night.sql("select rank from latest_rankings order by rank") == [(1,), (2,)]
+    assert night.prepare(attach=attach).read.num_already_done == 3
+    night.run(attach=attach, full=True)  # over the views of the first one
+
+
 def test_sqlite_needs_its_extension(night: Any, make_workload: Any, tmp_path: Path) -> None:
     path = tmp_path / "crm.sqlite"
     with sqlite3.connect(path) as connection:

@@ -10,15 +10,16 @@
 --
 -- A step is busy if it is full (its tokens with padding reach the token budget) or leaves requests waiting. The cool-down
 -- of a partition is all steps after its last busy one: nothing is left to fill them. The cool-down of the run is that of
--- each engine's last partition; TECD (BatchLLM section 6.3.2) leaves it out. If the run's config has no token budget, the
--- largest step of the run stands for it; where the budget is "auto", at least the 2,048 tokens that a CPU takes.
+-- each engine's last partition; TECD (BatchLLM section 6.3.2) leaves it out. Where the token budget is "auto", the config
+-- has the number that engines on a GPU took for it as step_tokens. Without a number, the largest step of the run stands
+-- for the budget; where it is "auto", at least the 2,048 tokens that a CPU takes.
 
 create or replace temp table report_timeline as
 with settings as (
     -- older runs call the setting chunk_tokens
     select
         coalesce(config ->> '$.engine.max_num_batched_tokens', config ->> '$.engine.chunk_tokens') as token_budget,
-        try_cast(token_budget as bigint) as max_num_batched_tokens,
+        coalesce(try_cast(token_budget as bigint), (config ->> '$.step_tokens')::bigint) as max_num_batched_tokens,
         if(token_budget = 'auto', 2048, 1) as least_tokens
     from runs
     where run_id = $run_id

@@ -138,7 +138,9 @@ def many_documents(nights: Any, count: int) -> None:
         (("--adapter", "~no-such-user/nothing"), "~no-such-user/nothing': the folder holds no adapter_config.json"),
         (("--attach", "crm=~no-such-user/nothing"), "attach: crm: nothing is at "),
         (("--device", "cuda:99"), "device 'cuda:99': torch finds"),
+        (("--model", "org/not-here", "--device", "cuda:99"), "device 'cuda:99': torch finds"),
         (("--kv-memory", "1KB"), "a KV budget of 1000 bytes holds no request"),
+        (("--runner", "ray", "--kv-memory", "1KB"), "a KV budget of 1000 bytes holds no request"),
         (("--workload", "nonsense"), "no workload 'nonsense'"),
         (("--workload", "{tmp}/broken.toml"), "broken.toml cannot be read as TOML"),
         (("--workload", "{tmp}/"), "nightly: {tmp} cannot be read: Is a directory"),
@@ -373,7 +375,7 @@ def test_labels_of_all_workloads_are_checked_before_the_first_is_answered(
     assert not list(nights.runs.glob("*-*")), "no run was begun"
 
 
-def test_help_shows_thirteen_options_first_and_all_when_asked(
+def test_help_shows_ten_options_first_and_all_when_asked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -382,8 +384,8 @@ def test_help_shows_thirteen_options_first_and_all_when_asked(
     assert max(part.count("\n") for part in re.split(r"^│ .? +--", shown, flags=re.MULTILINE)[1:]) <= 5, "lines of one"
     first = set(re.findall(r"^│ .? +(--[a-z-]+)", shown, re.MULTILINE)) - {"--help"}
     assert first == {
-        *("--database", "--model", "--workload", "--full", "--publish", "--sample", "--keep", "--json"),
-        *("--device", "--dtype", "--kv-memory", "--max-num-batched-tokens", "--workers"),
+        *("--database", "--model", "--workload", "--full", "--publish", "--sample"),
+        *("--device", "--dtype", "--kv-memory", "--workers"),
     }
     assert run_flow(nightly, ["--help-all"]) == 0
     text = capsys.readouterr().out

@@ -12,7 +12,7 @@ from flows.cli import batchloom
 from flows.command.run_flow import run_flow
 from flows.quality.compare import compare
 from flows.quality.comparison_page import render_comparison
-from flows.settings import WorkerSettings
+from flows.settings import EngineSettings, WorkerSettings
 from tasks.answers.decide import Decisions
 from tasks.answers.extract import Extraction
 from tasks.answers.score import LabelScore
@@ -175,6 +175,11 @@ def test_a_model_that_writes_no_text_is_refused_before_a_row_is_read(
     with pytest.raises(ModelError, match="mode 'score' needs a model that writes text"):
         run_compare(nights, "ranking", "ranking")
     assert "rows to answer" not in caplog.text
+
+
+def test_a_gpu_that_is_not_there_is_named_before_a_model_is_fetched(nights: Any) -> None:
+    with pytest.raises(ConfigError, match="device 'cuda:99': torch finds"):
+        compare(nights.path, "org/not-here", ("ranking", "ranking"), engine=EngineSettings(device="cuda:99"))
 
 
 def test_an_exchange_is_refused_before_a_row_is_read(nights: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from engine.errors import DatabaseError, ModelError
 from flows.command.run_flow import run_flow
 from flows.quality.calibrate import calibrate
 from flows.quality.evaluate import evaluate
+from tasks.database import connection
 from tests.tiny_encoders import save_encoder
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -106,6 +108,26 @@ def test_a_reranker_is_judged_by_the_labels_of_its_model(nights: Any, tmp_path: 
     save_encoder("bert", nights.model, num_classes=3, seed=1)
     with pytest.raises(ModelError, match="has changed since it answered workload 'reranking'"):
         evaluate(**options)
+
+
+@pytest.mark.parametrize("command", [evaluate, calibrate])
+def test_every_opening_waits_for_a_lock_as_long_as_the_user_says(
+    nights: Any, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.run("ranking")
+    nights.sql("create table gold as select query_id, doc_id, label from latest_rankings")
+    waits = []
+
+    def open_file(path: Path, *, lock_timeout_seconds: float, **options: Any) -> Any:
+        waits.append(lock_timeout_seconds)
+        return opened(path, lock_timeout_seconds=lock_timeout_seconds, **options)
+
+    opened = connection._open
+    monkeypatch.setattr(connection, "_open", open_file)
+    with suppress(DatabaseError):  # too few gold rows for a calibration
+        command(database=nights.path, workload="ranking", gold="gold", lock_timeout_seconds=7.5)
+    assert len(waits) >= 2
+    assert set(waits) == {7.5}
 
 
 @pytest.mark.parametrize("command", [evaluate, calibrate])
