@@ -12,6 +12,7 @@ from engine.errors import DeviceError
 from tasks.partitions.partition_work import WORKER_VARIABLE, AttemptLog, PartitionWork
 from tasks.runs.infer_job import InferJob
 from tasks.storage.artifact import ArtifactRef
+from tasks.workers.starts import note_start
 
 if TYPE_CHECKING:
     from tasks.runs.run_exchange import RunExchange
@@ -42,7 +43,7 @@ class WorkerPool:
         worker = self._free.get()
         try:
             while True:
-                AttemptLog(job.first.run_folder, partition).note_start()
+                note_start(AttemptLog(job.first.run_folder, partition))
                 try:
                     return worker.answer(partition, job)
                 except DeviceError:
