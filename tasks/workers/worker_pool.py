@@ -1,16 +1,19 @@
 """A pool of processes of this host that answer partitions, each with an engine of its own."""
 
 import logging
+import math
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.child_process import start_child
 from engine.errors import DeviceError
 from tasks.partitions.partition_work import WORKER_VARIABLE, AttemptLog, PartitionWork
-from tasks.runs.infer_job import InferJob
+from tasks.runs.infer_job import InferJob, StopRequest
 from tasks.storage.artifact import ArtifactRef
 from tasks.workers.starts import note_start
 
@@ -21,6 +24,10 @@ LOGGER = logging.getLogger("batchloom")
 
 CLOSE_SECONDS = 5.0
 """How long an idle process may take to end by itself."""
+
+STOP_SECONDS = 120.0
+"""How long a process may go on without a message after a request to stop, before it counts as hung: longer than a step.
+A kernel that never returns keeps an engine from looking at the clock."""
 
 
 class WorkerPool:
@@ -52,8 +59,10 @@ class WorkerPool:
                 except _WorkerDiedError as error:
                     worker.close()
                     is_overdue = job.stop.is_overdue
-                    if job.stop.is_made and not is_overdue:
-                        return None
+                    if job.stop.is_made:
+                        LOGGER.warning("partition %d is not finished: its %s", partition, error)
+                        if not is_overdue:
+                            return None
                     if job.exchange:  # `note_start` needs the attempts that the process noted
                         from tasks.runs.run_exchange import STATE_FOLDERS, RunExchange
 
@@ -86,13 +95,13 @@ class _Worker:
 
     def answer(self, partition: int, job: InferJob) -> list[ArtifactRef] | None:
         """As `tasks.infer.infer`, in the process; its log lines and its errors become ours. Raises `_WorkerDiedError`
-        if the process died; files that it has written stay."""
+        if the process died, or hangs after a request to stop; files that it has written stay."""
         if self._line is None or self._process is None:
             line, self._process = start_child("tasks.workers.worker_process", environment=self._environment)
             self._line = Connection(line.detach())
         try:
             self._line.send((partition, job))
-            while (answer := self._line.recv())[0] == "log":
+            while (answer := _receive(self._line, job.stop))[0] == "log":
                 LOGGER.log(*answer[1])
         except (EOFError, OSError) as error:
             raise _WorkerDiedError(f"process {self._process.pid} {_describe_end(self._process)}") from error
@@ -110,8 +119,20 @@ class _Worker:
                 self._process.wait(CLOSE_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait()
+                with suppress(subprocess.TimeoutExpired):  # a driver may hold it for ever
+                    self._process.wait(CLOSE_SECONDS)
         self._line = self._process = None
+
+
+def _receive(line: Connection, stop: StopRequest) -> Any:
+    """The next message of a process. Raises `TimeoutError` if it hangs, see `STOP_SECONDS`."""
+    stopped_at = math.inf
+    while not line.poll(1.0):
+        if stop.is_made:
+            stopped_at = min(stopped_at, time.monotonic())
+        if time.monotonic() - stopped_at > STOP_SECONDS:
+            raise TimeoutError
+    return line.recv()
 
 
 def _describe_end(process: "subprocess.Popen[bytes]") -> str:

@@ -42,7 +42,7 @@ from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.object_server import ObjectServer, serve_objects
-from tests.flows.distributed.worker_watch import find_workers, hold_and_kill, meanwhile, wait_until
+from tests.flows.distributed.worker_watch import find_workers, hold_worker, meanwhile, wait_until
 from tests.full_disk import files_of_at_most
 from tests.sources import make_job, make_source
 
@@ -288,7 +288,7 @@ def test_a_worker_takes_over_what_another_one_did_of_a_partition(shared: Shared,
 def test_finished_parts_are_taken_from_the_store_where_a_worker_dies_after_the_deadline(shared: Shared) -> None:
     parts = shared.answer(0)
     overdue = replace(shared.job, deadline=time.time() + 0.5)
-    with closing(WorkerPool([{}])) as pool, meanwhile(partial(hold_and_kill, lambda: overdue.stop.is_made)):
+    with closing(WorkerPool([{}])) as pool, meanwhile(partial(hold_worker, lambda: overdue.stop.is_made)):
         found = pool.answer(0, overdue)
     assert found == shared.end.find(parts) == shared.run.list_parts()
 

@@ -29,7 +29,7 @@ from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workers.infer_remote import name_device
 from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.workload import load_workload
-from tests.flows.distributed.worker_watch import find_workers, hold_and_kill, meanwhile, wait_until
+from tests.flows.distributed.worker_watch import find_workers, hold_worker, meanwhile, wait_until
 from tests.flows.test_recovery import begin_job
 from tests.sources import make_job
 
@@ -167,9 +167,13 @@ def test_an_installation_in_which_every_row_ends_its_process_is_not_tried_row_by
     assert caplog.text.count("is handed out again") == 3 + 3, "as many attempts as the sample has rows, then the sample"
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_worker_that_dies_after_the_deadline_leaves_the_finished_parts(tmp_path: Path, is_stopped: bool) -> None:
-    """Only where somebody asked to stop, there are none."""
+def test_a_worker_that_dies_or_hangs_after_the_deadline_leaves_the_finished_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool, is_killed: bool
+) -> None:
+    """Only where somebody asked to stop, there are none. A stopped process stands for a kernel that never returns."""
+    monkeypatch.setattr("tasks.workers.worker_pool.STOP_SECONDS", 300.0 if is_killed else 0.5)
     rows = pa.record_batch({"row_id": [3, 4], "error": pa.array([None, "too long"], pa.string())})
     (tmp_path / "parts").mkdir()
     part = write_parquet(tmp_path / "parts" / "part-00000.parquet", rows.schema, [rows])
@@ -181,7 +185,7 @@ def test_a_worker_that_dies_after_the_deadline_leaves_the_finished_parts(tmp_pat
             job.stop.make()
         return job.stop.is_made
 
-    with closing(WorkerPool([{}])) as pool, meanwhile(partial(hold_and_kill, has_ended)):
+    with closing(WorkerPool([{}])) as pool, meanwhile(partial(hold_worker, has_ended, is_killed=is_killed)):
         assert pool.answer(0, job) == (None if is_stopped else [part])
 
 
