@@ -3,10 +3,12 @@
 import logging
 import math
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,8 @@ class WorkerPool:
     def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
         self._num_workers = len(environments)
         self._free: SimpleQueue[_Worker] = SimpleQueue()
+        self._failed: list[tuple[_Worker, Path]] = []
+        self._lock = threading.Lock()
         self._exchanges: dict[str, RunExchange] = {}  # by URL; kept, because each takes a change once
         for number, environment in enumerate(environments):
             self._free.put(_Worker({**environment, WORKER_VARIABLE: str(number)}))
@@ -44,41 +48,61 @@ class WorkerPool:
     def answer(self, partition: int, job: InferJob) -> list[ArtifactRef] | None:
         """As `tasks.infer.infer`, in the next free process. A process that dies is replaced, and the new one continues
         with the partition, except after the deadline: then the finished parts are returned. Attempts are noted in the
-        run folder, so that rows which crash the process are found like other failing rows. Raises what `infer` raises,
-        and `WorkerError` if several processes in a row die before they try a row. After a `DeviceError` the next
-        partition gets a new process."""
-        worker = self._free.get()
+        run folder, so that rows which crash the process are found like other failing rows. Where a device fails, the
+        partition goes to the next free process, and that device is left alone until the next run, which starts a new
+        process on it. Raises what `infer` raises, `DeviceError` only if it is the last device, and `WorkerError` if
+        several processes in a row die before they try a row."""
+        worker = self._take(job)
         try:
-            while True:
-                note_start(AttemptLog(job.first.run_folder, partition))
-                try:
-                    return worker.answer(partition, job)
-                except DeviceError:
-                    worker.close()
-                    raise
-                except _WorkerDiedError as error:
-                    worker.close()
-                    is_overdue = job.stop.is_overdue
-                    if job.stop.is_made:
-                        LOGGER.warning("partition %d is not finished: its %s", partition, error)
-                        if not is_overdue:
-                            return None
-                    if job.exchange:  # `note_start` needs the attempts that the process noted
-                        from tasks.runs.run_exchange import STATE_FOLDERS, RunExchange
+            with job.stop.make_on_error():  # before the process is free: it would begin the next partition
+                while True:
+                    note_start(AttemptLog(job.first.run_folder, partition))
+                    try:
+                        return worker.answer(partition, job)
+                    except (DeviceError, _WorkerDiedError) as error:
+                        worker.close()
+                        if isinstance(error, DeviceError):
+                            if not self._leave_alone(worker, job):
+                                raise
+                            LOGGER.warning("one engine less until the run ends, %s: %s", worker.title, error)
+                            worker = self._take(job)
+                        is_overdue = job.stop.is_overdue
+                        if job.stop.is_made:
+                            LOGGER.warning("partition %d is not finished: %s", partition, error)
+                            if not is_overdue:
+                                return None
+                        if job.exchange:  # `note_start` needs the attempts that the process noted
+                            from tasks.runs.run_exchange import STATE_FOLDERS, RunExchange
 
-                        folders = STATE_FOLDERS if is_overdue else ("attempts",)
-                        exchange = RunExchange(job.first.run_folder, job.exchange)
-                        self._exchanges.setdefault(job.exchange, exchange).take(folders)
-                    if is_overdue:
-                        return PartitionWork(partition, job, lambda path: None).parts
-                    LOGGER.warning("partition %d is handed out again: its %s", partition, error)
+                            folders = STATE_FOLDERS if is_overdue else ("attempts",)
+                            exchange = RunExchange(job.first.run_folder, job.exchange)
+                            self._exchanges.setdefault(job.exchange, exchange).take(folders)
+                        if is_overdue:
+                            return PartitionWork(partition, job, lambda path: None).parts
+                        LOGGER.warning("partition %d is handed out again: %s", partition, error)
         finally:
             self._free.put(worker)
 
     def close(self) -> None:
         """End the processes; call it when all are free."""
-        for _ in range(self._num_workers):
+        for _ in range(self._num_workers - len(self._failed)):
             self._free.get().close()
+
+    def _take(self, job: InferJob) -> "_Worker":
+        """The next free worker, one whose device failed in an earlier run included."""
+        with self._lock:
+            for worker, folder in [each for each in self._failed if each[1] != job.first.run_folder]:
+                self._failed.remove((worker, folder))
+                self._free.put(worker)
+        return self._free.get()
+
+    def _leave_alone(self, worker: "_Worker", job: InferJob) -> bool:
+        """Take a worker whose device has failed out of the run; False if it is the last one."""
+        with self._lock:
+            if len(self._failed) == self._num_workers - 1:
+                return False
+            self._failed.append((worker, job.first.run_folder))
+            return True
 
 
 class _WorkerDiedError(Exception):
@@ -90,6 +114,7 @@ class _Worker:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
+        self.title = ", ".join(f"{name}={value}" for name, value in environment.items())
         self._line: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -104,7 +129,7 @@ class _Worker:
             while (answer := _receive(self._line, job.stop))[0] == "log":
                 LOGGER.log(*answer[1])
         except (EOFError, OSError) as error:
-            raise _WorkerDiedError(f"process {self._process.pid} {_describe_end(self._process)}") from error
+            raise _WorkerDiedError(f"its process {self._process.pid} {_describe_end(self._process)}") from error
         kind, value = answer
         if kind == "error":
             raise value

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -151,6 +152,38 @@ def test_an_engine_whose_device_has_failed_gets_a_new_process(
         (job.first.run_folder / "stop").unlink()
         (part,) = pool.answer(0, job) or []
     assert part.num_rows == 12
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_device_that_fails_leaves_its_rows_to_the_others(
+    nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its attempt does not count against the rows: without retries they would be split and become errors."""
+    (fault := tmp_path / "fault").touch()
+    monkeypatch.setenv("BATCHLOOM_TEST_FAULT", str(fault))
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "flows" / "poison"))
+    (summary,) = nights.run("snippets", machines=TWO, partition_tokens=1, failures=FailurePolicy(retries=0))
+    assert not fault.exists()
+    assert (summary.num_rows, summary.num_ok) == (12, 12)
+    assert nights.sql("select count(*), count(distinct (doc_id, query_id)) from snippets") == [(12, 12)]
+    (fewer,) = [message for message in caplog.messages if "one engine less until the run ends" in message]
+    assert re.search("ends, BATCHLOOM_WORKER=[01]: the device fails: AcceleratorError: CUDA error: an illegal", fewer)
+    assert len(nights.sql("select distinct worker from steps")) == 1
+
+
+def test_the_last_device_that_fails_ends_the_run_and_the_next_run_tries_all_again(
+    nights: Any, tmp_path: Path, prefect_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they are gone before the model is loaded: the process finds no GPU, and uses no CPU in its place."""
+    job = begin_job(nights, tmp_path)
+    with closing(WorkerPool([{}, {}])) as pool:
+        for folder in (job.first.run_folder, tmp_path):
+            member = replace(job.first, run_folder=folder)
+            failing = replace(job, members=(member,), engine=replace(job.engine, device="cuda"))
+            with pytest.raises(DeviceError, match="the device fails: device 'cuda': torch finds no GPU here"):
+                pool.answer(0, failing)
+            assert failing.stop.is_made
+            assert (folder / "attempts" / "starts-00000").stat().st_size == 2, "both were tried"
 
 
 @pytest.mark.slow
