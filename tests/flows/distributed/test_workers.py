@@ -244,7 +244,7 @@ def test_engines_of_a_host_divide_what_they_share(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         layout = lay_out_workers("auto", EngineConfig(num_threads=3))
         assert layout.environments == tuple({"CUDA_VISIBLE_DEVICES": gpu} for gpu in expected)
-        assert layout.engine == EngineConfig(num_threads=3), "a GPU has its own memory"
+        assert layout.engine == EngineConfig(num_threads=3, device="cuda"), "memory of its own; no CPU in its place"
     with pytest.raises(ConfigError, match="3 workers need a GPU each, and 2 are visible"):
         lay_out_workers(3, EngineConfig())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
