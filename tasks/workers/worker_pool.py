@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import TYPE_CHECKING, Any
 
 from engine.child_process import start_child
@@ -38,7 +38,7 @@ class WorkerPool:
 
     def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
         self._num_workers = len(environments)
-        self._free: SimpleQueue[_Worker] = SimpleQueue()
+        self._free: LifoQueue[_Worker] = LifoQueue()  # so that a small workload finds an engine with its model loaded
         self._failed: list[tuple[_Worker, Path]] = []
         self._lock = threading.Lock()
         self._exchanges: dict[str, RunExchange] = {}  # by URL; kept, because each takes a change once

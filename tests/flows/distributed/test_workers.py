@@ -139,6 +139,18 @@ def test_what_a_worker_raises_is_raised_here_and_one_that_cannot_start_is_an_err
         broken.answer(1, job)
 
 
+def test_workloads_of_one_partition_use_one_engine_of_several(tmp_path: Path) -> None:
+    """Before, each loaded the model on the next one."""
+    plan = ArtifactRef(path=str(tmp_path / "none.parquet"), num_rows=1, digest="")
+    with closing(WorkerPool([{}, {}])) as pool:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            job = make_job(tmp_path / name, load_workload("snippets"), tmp_path, plan=plan)
+            with pytest.raises(ArtifactError, match=r"none\.parquet cannot be read"):
+                pool.answer(0, job)
+        assert len(find_workers(os.getpid())) == 1
+
+
 def test_an_engine_whose_device_has_failed_gets_a_new_process(
     nights: Any, tmp_path: Path, prefect_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
