@@ -122,4 +122,4 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
         job = night.make_job(plan, Member(run_folder=run.folder, workload=workload, expected_output_tokens=expected))
         ratio = find_speed_ratio(source, night.engine)
         found = predict_run(job, summary, team, None, ratio)
-        return list_portions(workload.name, summary, found["step_seconds"] / team.num_engines)
+        return list_portions(workload.name, summary, found["elapsed_seconds"])

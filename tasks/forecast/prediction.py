@@ -61,7 +61,7 @@ def predict(
     scale = 1.0
     for partition in [last, *(partition for partition in spread(num_partitions) if partition != last)]:
         if since is not None and len(done) > 1:
-            predicted_seconds = scale * sum(run.seconds for run in done.values())
+            predicted_seconds = scale * sum(run.seconds for run in done.values()) / num_engines
             if time.perf_counter() - since > MOST_TIME_SHARE * predicted_seconds:
                 break
         done[partition] = simulate(partition)
