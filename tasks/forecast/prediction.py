@@ -175,5 +175,6 @@ def predict_run(
         "tecd_seconds": speed_ratio * found.tecd_seconds,
         "num_simulated_partitions": found.num_simulated,
         "num_partitions": summary.num_partitions,
+        "num_engines": team.num_engines,
         "speed_ratio": speed_ratio,
     }
