@@ -302,7 +302,11 @@ def test_a_stop_request_travels_both_ways(shared: Shared) -> None:
     shared.end.offer(shared.job.plan)
     PROCESS_COPY.remove()
     spoiled = replace(shared.job, plan=replace(shared.job.plan, digest="0" * 64))
-    with pytest.raises(ArtifactError, match="changed or damaged"), local_job(0, spoiled) as (here, publish):
+    with (
+        pytest.raises(ArtifactError, match="changed or damaged"),
+        local_job(0, spoiled) as (here, publish),
+        here.stop.make_on_error(),  # as `infer_on_ray` does
+    ):
         infer_partition(0, here, publish)
     assert shared.store.has("stop"), "the others of the run need not go on"
 
