@@ -8,6 +8,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from engine import cores  # noqa: F401  # which notes the cores before torch is imported
+
 if TYPE_CHECKING:
     from engine.completion import Completion as Completion
     from engine.config import EngineConfig as EngineConfig

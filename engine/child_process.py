@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from engine.cores import BINDING_VARIABLES, on_usable_cores
+
 
 def start_child(
     module: str,
@@ -26,13 +28,15 @@ def start_child(
         environment: variables that are added to this process's.
     """
     ours, theirs = socket.socketpair()
-    with theirs:
+    # Bound by OpenMP, the threads of all children would share the same cores.
+    inherited = {name: value for name, value in os.environ.items() if name not in BINDING_VARIABLES}
+    with theirs, on_usable_cores():
         process = subprocess.Popen(
             # -P: a user's folder `tasks` or `sql` in the working directory must not stand in for ours.
             [sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments],
             pass_fds=(theirs.fileno(), *pass_fds),
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **(environment or {})},
+            env={**inherited, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **(environment or {})},
             start_new_session=True,
         )
     return ours, process

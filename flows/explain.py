@@ -120,7 +120,7 @@ def explain_workload(source: Source, workload: Workload, team: EngineTeam, hardw
     with scratch_folder("explain") as folder:
         (workload,) = settle_layouts(source, [workload], is_kept=False)
         run = Run.begin(source, workload, {}, folder)
-        found, plan = read_and_plan(source, workload, run)
+        found, plan = read_and_plan(source, workload, run, team.num_engines)
         if plan is not None:
             LOGGER.info("%s: simulating", workload.name)
         return explain_plan(source, workload, found, plan, run, team, hardware)

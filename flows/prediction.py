@@ -24,16 +24,19 @@ from tasks.workloads.workload import Workload
 LOGGER = logging.getLogger("batchloom")
 
 
-def read_and_plan(source: Source, workload: Workload, run: Run) -> tuple[ReadResult, ArtifactRef | None]:
+def read_and_plan(
+    source: Source, workload: Workload, run: Run, num_engines: int
+) -> tuple[ReadResult, ArtifactRef | None]:
     """The stages before `infer`: what was read, and its plan; None if no row needs an answer.
 
     Args:
         run: gets the artifacts and the seconds of each stage.
+        num_engines: that infer the plan.
     """
     found = read_rows(source, workload, run)
     if not found.num_selected:
         return found, None
-    return found, plan_rows(source, workload, run, tokenize_rows(source, workload, run, found.requests))
+    return found, plan_rows(source, workload, run, tokenize_rows(source, workload, run, found.requests), num_engines)
 
 
 def forecast_rows(
@@ -114,7 +117,7 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
     with scratch_folder("foresight") as folder:
         (workload,) = settle_layouts(source, [workload.bind(source.checkpoint)], is_kept=False)
         run = begin_run(night, workload, folder)
-        _, plan = read_and_plan(source, workload, run)
+        _, plan = read_and_plan(source, workload, run, night.num_engines)
         if plan is None or not (summary := read_plan_summary(plan)).num_rows:
             return []
         length, team = read_answer_length(source.database, workload), night.workers.team(night.engine)
@@ -122,4 +125,4 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
         job = night.make_job(plan, JobMember(run_folder=run.folder, workload=workload, expected_output_tokens=expected))
         ratio = find_speed_ratio(source, night.engine)
         found = predict_run(job, summary, team, None, ratio)
-        return list_portions(workload.name, summary, found["step_seconds"] / team.num_engines)
+        return list_portions(workload.name, summary, found["elapsed_seconds"])

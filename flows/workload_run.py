@@ -116,6 +116,11 @@ class Night:
     deadline: float | None = None
     keeps_base: bool = False
 
+    @property
+    def num_engines(self) -> int:
+        """How many compute side by side. See `Workers.team`, which imports torch and joins a Ray cluster."""
+        return self.workers.team(self.engine).num_engines
+
     def make_job(self, plan: ArtifactRef, *members: JobMember) -> InferJob:
         """What each worker needs to infer partitions of the plan. See `InferJob`."""
         source, url = self.source, self.workers.settings.exchange
@@ -153,7 +158,7 @@ def answer_workload(night: Night, workload: Workload) -> RunSummary:
                 from tasks.runs.failure_rate import check_input  # imported only when needed
 
                 check_input(night.failures, workload, tokens, found.num_selected + found.num_already_done)
-            plan = plan_rows(source, workload, run, tokens)
+            plan = plan_rows(source, workload, run, tokens, night.num_engines)
             num_left = infer_rows(night, workload, run, plan)
     except BaseException as error:
         stop_run(run, workload, error)
@@ -199,10 +204,10 @@ def tokenize_rows(source: Source, workload: Workload, run: Run, requests: Artifa
     return tokens
 
 
-def plan_rows(source: Source, workload: Workload, run: Run, tokens: ArtifactRef) -> ArtifactRef:
+def plan_rows(source: Source, workload: Workload, run: Run, tokens: ArtifactRef, num_engines: int) -> ArtifactRef:
     """The prompts grouped by shared prefix and cut into partitions. See `tasks.plan_prefix.write_plan`."""
     with run.measure("plan"):
-        plan = plan_prefix(source, tokens, workload.kind.max_answer_tokens)
+        plan = plan_prefix(source, tokens, workload.kind.max_answer_tokens, num_engines)
     run.note({"plan": plan})
     return plan
 

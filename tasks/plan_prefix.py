@@ -33,11 +33,12 @@ from tasks.storage.schemas import PLAN_SCHEMA
 
 
 @task(name="plan_prefix", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def plan_prefix(source: Source, tokens: ArtifactRef, num_answer_tokens: int) -> ArtifactRef:
+def plan_prefix(source: Source, tokens: ArtifactRef, num_answer_tokens: int, num_engines: int) -> ArtifactRef:
     """The plan from the database's cache, written if it is not there. See `write_plan`."""
     how = (source.method, source.partition_tokens, num_answer_tokens, source.block_size, source.is_cheapest_first)
-    content = (tokens.digest, *how)
-    return build_once(source.database, "plan", content, lambda target: write_plan(tokens, target, *how))
+    num_engines = num_engines if source.partition_tokens == "auto" else 1
+    content = (tokens.digest, *how, num_engines)
+    return build_once(source.database, "plan", content, lambda target: write_plan(tokens, target, *how, num_engines))
 
 
 def write_plan(
@@ -48,6 +49,7 @@ def write_plan(
     num_answer_tokens: int,
     block_size: int | None = None,
     is_cheapest_first: bool = False,
+    num_engines: int = 1,
 ) -> ArtifactRef:
     """Write `target`: the plan of all prompts in `tokens`. Memory holds one range and a few numbers for each group.
 
@@ -57,6 +59,7 @@ def write_plan(
         num_answer_tokens: expected of each distinct prompt; part of its cost.
         block_size: tokens of a KV block; groups share whole blocks. None: groups share nothing.
         is_cheapest_first: within a priority, groups with the lowest cost per row go into the first partitions.
+        num_engines: that infer the plan, for partitions of "auto".
     Raises:
         ArtifactError: the tokens are not what their reference says, or `target` or its folder cannot be written.
     """
@@ -73,7 +76,7 @@ def write_plan(
             from engine.planning.cheapest_first import rank_cheapest_first  # imported only when needed
 
             ranks = rank_cheapest_first(costs, priorities, num_rows)
-        partitions = place_groups(costs - whole_blocks(common_lens, block_size), ranks, partition_tokens)
+        partitions = place_groups(costs - whole_blocks(common_lens, block_size), ranks, partition_tokens, num_engines)
         in_turn = np.argsort(partitions, kind="stable")
         common_lens[in_turn] = common_lens_of(common_lens, in_turn)
         num_shared = whole_blocks(common_lens, block_size)

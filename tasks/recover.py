@@ -74,8 +74,8 @@ def recover_runs(database: Path) -> list[Run]:
     Call it inside `hold_database`, see `sweep_runs`. A run with damaged artifacts, or with other columns than its
     workload has now, is discarded, so that its rows are answered again. A run whose workload or files cannot be
     read, whose exchange is out of reach, or whose answers do not fit the tables, stays as it is. Both are warnings.
-    Raises `DatabaseError` if the database is locked, or its file cannot be written, `ArtifactError` if a run's folder
-    cannot.
+    Raises `DatabaseError` if the database is locked, its file cannot be written, or DuckDB has too little memory for
+    it, `ArtifactError` if a run's folder cannot be written.
     """
     written = []
     for run in sweep_runs(database):

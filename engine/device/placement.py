@@ -5,10 +5,10 @@ torch takes seconds to import, so each function imports it when needed: "auto" a
 
 import ctypes
 import logging
-import os
 from typing import TYPE_CHECKING
 
 from engine.config import Dtype
+from engine.cores import usable_cores
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def use_threads(num_threads: int) -> None:
 
 def usable_threads(num_threads: int) -> int:
     """num_threads, but at most one for each core that this process may use; a reduction is logged."""
-    num_cores = len(os.sched_getaffinity(0))
+    num_cores = len(usable_cores())
     if num_threads > num_cores:
         LOGGER.info("num_threads is %d, this process may use %d cores: %d threads", num_threads, num_cores, num_cores)
     return min(num_threads, num_cores)

@@ -66,7 +66,7 @@ def split_groups(plan: Plan, partition_tokens: PartitionTokens, num_answer_token
 
 
 def place_groups(
-    group_costs: IndexArray, group_priorities: IndexArray, partition_tokens: PartitionTokens
+    group_costs: IndexArray, group_priorities: IndexArray, partition_tokens: PartitionTokens, num_engines: int = 1
 ) -> npt.NDArray[np.int32]:
     """The partition of each group, int32 ``[num_groups]``, numbered from 0 without a gap; none has a higher priority
     than the one before. Their costs are near-equal: the middle of a group's cost decides its partition.
@@ -74,13 +74,17 @@ def place_groups(
     Args:
         group_costs, group_priorities: int64 ``[num_groups]``, in prefix tree order; higher priorities come first.
         partition_tokens: cost of a partition.
+        num_engines: that take the partitions; "auto" makes a multiple of it, so that they finish together.
     """
     turns = np.argsort(-np.unique(group_priorities, return_inverse=True)[1], kind="stable")
     costs = group_costs[turns]
     total = int(costs.sum())
+    is_auto = partition_tokens == "auto"
     if partition_tokens == "auto":
         partition_tokens = min(max(cdiv(total, NUM_PARTITIONS), LEAST_TOKENS), MOST_TOKENS)
     num_windows = cdiv(total, partition_tokens)
+    if is_auto and 2 * total >= num_engines * LEAST_TOKENS:  # else some engines get nothing
+        num_windows = num_engines * max(1, round(num_windows / num_engines))
     middles = np.cumsum(costs) - (costs + 1) // 2
     window = middles * num_windows // total if total else middles
     partitions = np.empty(len(costs), dtype=np.int32)

@@ -97,7 +97,7 @@ def _infer(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactR
     if len(runs) == 1:
         workload, run = runs[0]
         try:
-            plan = plan_rows(night.source, workload, run, tokens[0])
+            plan = plan_rows(night.source, workload, run, tokens[0], night.num_engines)
             return {workload.name: infer_rows(night, workload, run, plan)}
         except FailureRateError as error:
             return {workload.name: error}
@@ -118,7 +118,7 @@ def _plan_together(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[A
     num_answer_tokens = round(_average([workload.kind.max_answer_tokens for workload, _ in runs], tokens))
     with measure_all([run for _, run in runs], "plan"):
         joint = join_tokens(str(night.source.database), tokens)
-        plan = plan_prefix(night.source, joint, num_answer_tokens)
+        plan = plan_prefix(night.source, joint, num_answer_tokens, night.num_engines)
         shared = count_shared(joint, find_first_row_ids(tokens), runs[0][1].folder)
     sharing = read_plan_summary(plan).sharing
     names = [workload.name for workload, _ in runs]

@@ -112,7 +112,7 @@ def compare_workloads(night: Night, first: Workload, second: Workload, num_rows:
     is_seen = night.workers.settings.runner == "ray"  # by workers on other hosts
     with scratch_folder("compare", runs_folder(source.database) if is_seen else None) as folder:
         whole = begin_run(night, second, folder)
-        found, plan = read_and_plan(source, second, whole)
+        found, plan = read_and_plan(source, second, whole, night.num_engines)
         if plan is None:
             return PromptDiff(names=names)
         runs = [(workload, begin_run(night, workload, folder)) for workload in both]

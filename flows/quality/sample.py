@@ -32,7 +32,7 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
     (workload,) = settle_layouts(source, [workload], is_kept=keep)
     with scratch_folder("sample") as folder, ExitStack() as at_end:
         whole = begin_run(night, workload, folder)
-        found, plan = read_and_plan(source, workload, whole)
+        found, plan = read_and_plan(source, workload, whole, night.num_engines)
         if plan is None:
             LOGGER.info("%s: nothing new to do", workload.name)
             return None
@@ -47,7 +47,7 @@ def answer_sample(night: Night, workload: Workload, num_rows: int, keep: bool) -
             sample = choose_rows(found.requests, all_tokens, plan, run.folder, num_rows, workload)
             run.note({"requests": sample.requests}, num_already_done=found.num_already_done)
             tokens = tokenize_rows(source, workload, run, sample.requests)
-            sample_plan = plan_rows(source, workload, run, tokens)
+            sample_plan = plan_rows(source, workload, run, tokens, night.num_engines)
             num_left = infer_rows(night, workload, run, sample_plan, is_whole=False)
             _show(night, workload, run, sample, plan)
         except BaseException as error:

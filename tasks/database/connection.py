@@ -11,8 +11,8 @@ import duckdb
 from engine.errors import DatabaseError
 from sql import statement
 
-MEMORY_LIMIT = "2GB"
-"""DuckDB's memory limit while a night reads or writes; joins that need more spill to disk."""
+MEMORY_LIMIT, MOST_THREADS = "2GB", 4
+"""DuckDB's memory limit while a night reads or writes, and its most threads: each needs memory that cannot spill."""
 
 CONNECTION_OPTIONS: Mapping[str, str | bool] = {
     "TimeZone": "UTC",
@@ -135,9 +135,10 @@ def restrict_sql(
     temp_directory: str | Path | None = None,
     is_attaching: bool = True,
 ) -> None:
-    """Restrict SQL to the database and the files named here: no other file, no network, no variable of Python. This
-    holds for all connections of this process to the same file, until all of them are closed. Raises `DatabaseError` if
-    a path cannot be attached, or another connection of this process is restricted to other folders.
+    """Restrict SQL to the database and the files named here: no other file, no network, no variable of Python; and to
+    `MOST_THREADS`. This holds for all connections of this process to the same file, until all of them are closed.
+    Raises `DatabaseError` if a path cannot be attached, or another connection of this process is restricted to other
+    folders.
 
     Args:
         folders, paths: batchloom's own folders and files.
@@ -157,6 +158,7 @@ def restrict_sql(
         attach_all(connection, attach)
     if temp_directory is not None:
         set_option(connection, "temp_directory", str(temp_directory))
+    execute(connection, "settings/threads", {"most": MOST_THREADS})
     set_option(connection, "allowed_directories", allowed)
     set_option(connection, "allowed_paths", list(paths))
     set_option(connection, "enable_external_access", False)

@@ -30,8 +30,10 @@ def explain(error: duckdb.Error) -> str:
 
 
 def is_of_file(error: BaseException) -> bool:
-    """Whether the database's file was the reason, such as a lock or a full disk, and not what SQL said."""
-    return isinstance(error.__cause__, (duckdb.IOException, duckdb.TransactionException))  # the latter: of a commit
+    """Whether the database's file or DuckDB's memory was the reason, such as a lock or a full disk, and not what SQL
+    said."""
+    of_file = (duckdb.IOException, duckdb.TransactionException)  # the latter: of a commit
+    return isinstance(error.__cause__, (*of_file, duckdb.OutOfMemoryException))
 
 
 def _explain_reach(message: str) -> str:

@@ -61,7 +61,7 @@ def predict(
     scale = 1.0
     for partition in [last, *(partition for partition in spread(num_partitions) if partition != last)]:
         if since is not None and len(done) > 1:
-            predicted_seconds = scale * sum(run.seconds for run in done.values())
+            predicted_seconds = scale * sum(run.seconds for run in done.values()) / num_engines
             if time.perf_counter() - since > MOST_TIME_SHARE * predicted_seconds:
                 break
         done[partition] = simulate(partition)
@@ -175,5 +175,6 @@ def predict_run(
         "tecd_seconds": speed_ratio * found.tecd_seconds,
         "num_simulated_partitions": found.num_simulated,
         "num_partitions": summary.num_partitions,
+        "num_engines": team.num_engines,
         "speed_ratio": speed_ratio,
     }

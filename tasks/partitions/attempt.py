@@ -51,13 +51,12 @@ def infer_partition(
 ) -> list[ArtifactRef] | None:
     """Answer one partition; returns references of its parts, or None if the run was asked to stop, but not by its
     deadline. Rows in a part are not answered again. See `PartitionWork` and, for errors, `answer_partition`."""
-    with job.stop.make_on_error():  # otherwise this worker would begin the next partition
-        work = PartitionWork(partition, job, upload_file)
-        try:
-            answer_partition(work)
-        except StoppedError:
-            if not job.stop.is_overdue:
-                return None
+    work = PartitionWork(partition, job, upload_file)
+    try:
+        answer_partition(work)
+    except StoppedError:
+        if not job.stop.is_overdue:
+            return None
     return work.parts
 
 
@@ -136,7 +135,7 @@ def try_rows(rows: Plan, work: PartitionWork, piece: Piece) -> Failure | None:
         except Exception as error:
             from tasks.partitions.failing import judge_failure  # imported only when needed
 
-            return judge_failure(error)
+            return judge_failure(error, work.attempts, piece)
         finally:
             keep()
     return None

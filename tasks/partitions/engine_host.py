@@ -18,7 +18,6 @@ from tasks.runs.infer_job import InferJob
 if TYPE_CHECKING:
     from engine.encoding.encoder_engine import EncoderEngine
     from engine.engine import Engine
-    from engine.model.adapters.adapter import Adapter
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -50,8 +49,10 @@ class EngineHost:
             if self._key != key:
                 self._key, self._model, self._num_halvings = key, None, 0
             if self._model is not None and self._model.engine.adapter != job.first.workload.adapter:
+                from tasks.partitions.adapter_exchange import exchange_adapter  # imported only when needed
+
                 loaded, self._model = self._model, None
-                if job.keeps_base and _exchange_adapter(loaded.engine, job.first.workload.adapter):
+                if job.keeps_base and exchange_adapter(loaded.engine, job.first.workload.adapter):
                     self._model = loaded
                 del loaded
             if self._model is not None and not self._model.engine.is_usable:
@@ -99,21 +100,6 @@ class EngineHost:
 
 PROCESS_HOST = EngineHost()
 """The host of this process: its model is loaded when the second partition starts."""
-
-
-def _exchange_adapter(engine: "Engine | EncoderEngine", adapter: "Adapter | None") -> bool:
-    """Give an engine another adapter; False if it must be loaded anew: it is an encoder, or memory ran out. Raises
-    `ModelError` if the adapter cannot be read, or belongs to another model."""
-    from engine.engine import Engine
-
-    try:
-        if isinstance(engine, Engine):
-            engine.use_adapter(adapter)
-            return True
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-    return False
 
 
 def _load_engine(job: InferJob, config: EngineConfig) -> "Engine | EncoderEngine | None":

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from engine.completion import Completion
-from engine.errors import WorkerError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from tasks.partitions.part import answer_batch, step_batch
@@ -24,9 +23,6 @@ from tasks.prompts.text_codec import TextCodec
 from tasks.runs.infer_job import InferJob, JobMember
 from tasks.runs.progress import PartitionProgress
 from tasks.storage.artifact import ArtifactRef, list_whole, write_parquet, writing
-
-MOST_STARTS = 4
-"""Most processes in a row that may die with a partition before they try a row of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +54,13 @@ class AttemptLog:
         self.write(self._path(piece), "ab", b".")
         self.write(self.starts, "wb")
 
-    def note_start(self) -> None:
-        """Count a process that takes the partition. Raises `WorkerError` if too many in a row have ended since the last
-        attempt was noted, so that rows are not the cause."""
-        if self.write(self.starts, "ab", b".") > MOST_STARTS:
-            raise WorkerError(
-                f"partition {self.partition}: {MOST_STARTS} processes in a row ended before they tried a row; "
-                "do they have the memory that the model takes?"
-            )
-
     def forget(self, piece: Piece) -> None:
         """Set the count to 0: the rows have answers, or the attempts so far failed for another reason than the rows."""
         self.write(self._path(piece), "wb")
 
     @property
     def starts(self) -> Path:
+        """Its bytes count the processes that took the partition since the last attempt, see `tasks.workers.starts`."""
         return self.run_folder / "attempts" / f"starts-{self.partition:05d}"
 
     def write(self, path: Path, mode: Literal["ab", "wb"], content: bytes = b"") -> int:

@@ -106,10 +106,11 @@ def _find_idle_time(facts: RunFacts) -> list[str]:
         found.append(
             f"{seconds(loading)} of the infer stage were no steps: loading the model, reading and writing parts."
         )
-    idle = totals.num_engines * totals.elapsed_seconds - totals.step_seconds
-    if idle >= LARGE_SHARE * totals.num_engines * totals.elapsed_seconds:
+    num_engines = max(totals.num_engines, int(facts.prediction.get("num_engines", 0)))  # those without a step, too
+    idle = num_engines * totals.elapsed_seconds - totals.step_seconds
+    if idle >= LARGE_SHARE * num_engines * totals.elapsed_seconds:
         found.append(
-            f"The {count(totals.num_engines)} engines had nothing to do for {seconds(idle)} together while the longest "
+            f"The {count(num_engines)} engines had nothing to do for {seconds(idle)} together while the longest "
             "went on. Smaller partitions (--partition-tokens) even that out."
         )
     return found

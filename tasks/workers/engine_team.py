@@ -52,6 +52,8 @@ def lay_out_workers(workers: int | Literal["auto"], engine: EngineConfig) -> Eng
     elif num_workers > len(gpus):
         needed = "a GPU" if size == 1 else f"{size} GPUs (tensor_parallel_size)"
         raise ConfigError(f"{num_workers} workers need {needed} each, and {len(gpus) * size} are visible")
+    else:
+        engine = replace(engine, device="cuda")  # in a process whose GPU is gone, "auto" would be the CPU
     return EngineTeam(num_engines=num_workers, num_on_host=num_workers, engine=engine, environments=environments)
 
 

@@ -11,6 +11,7 @@ from tasks.partitions.partition_work import AttemptLog
 from tasks.runs.infer_job import InferJob
 from tasks.runs.run_exchange import local_job
 from tasks.storage.artifact import ArtifactRef
+from tasks.workers.starts import note_start
 
 
 @task(name="infer", retries=0, cache_policy=NO_CACHE, persist_result=False, task_run_name="infer-{partition}")
@@ -20,7 +21,7 @@ def infer_on_ray(partition: int, job: InferJob) -> list[ArtifactRef] | None:
     import ray
 
     with local_job(partition, job) as (here, upload_file), here.stop.make_on_error():
-        AttemptLog(here.first.run_folder, partition, upload_file).note_start()
+        note_start(AttemptLog(here.first.run_folder, partition, upload_file))
         gpu_ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         if gpu_ids:
             device = name_device(gpu_ids[0], os.environ.get("CUDA_VISIBLE_DEVICES"))

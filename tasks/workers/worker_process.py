@@ -10,7 +10,7 @@ import traceback
 from multiprocessing.connection import Connection
 
 from engine.child_process import end_with_parent
-from engine.errors import WorkerError
+from engine.errors import BatchloomError, ConfigError, DeviceError, WorkerError
 from tasks.partitions.attempt import infer_partition
 from tasks.runs.run_exchange import local_job
 from tasks.runs.worker_copy import PROCESS_COPY
@@ -41,7 +41,28 @@ def serve(line: Connection) -> None:
                 parts = infer_partition(partition, here, upload_file)
             line.send(("parts", parts))
         except Exception as error:
-            _send_error(line, error)
+            _send_error(line, find_cause(error, job.engine.device))
+
+
+def find_cause(error: Exception, device: str) -> Exception:
+    """The error, or a `DeviceError` if the device is its reason, as where a GPU fails while the model is loaded.
+
+    Args:
+        error: why a partition was not answered.
+        device: as in the engine's settings; "cuda" where the run found a GPU for this process.
+    """
+    import torch
+
+    from tasks.partitions.failing import judge_failure
+
+    if isinstance(error, ConfigError) and device == "cuda" and not torch.cuda.is_available():
+        return DeviceError(f"the device fails: {error}")
+    if not isinstance(error, (BatchloomError, OSError)):
+        try:
+            judge_failure(error)
+        except DeviceError as cause:
+            return cause
+    return error
 
 
 def _send_error(line: Connection, error: Exception) -> None:

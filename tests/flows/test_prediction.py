@@ -9,11 +9,13 @@ from prefect import flow
 
 from engine.config import EngineConfig
 from engine.planning.plan import SharingStats
-from flows.prediction import predict_night
-from flows.settings import EngineSettings, WorkerSettings
+from engine.simulation.simulation import SimulationSummary
+from flows.prediction import foresee, predict_night
+from flows.settings import EngineSettings, PlanSettings, WorkerSettings
 from flows.workers import FEWEST_TOKENS_TO_PREDICT, Workers
-from flows.workload_run import Night
-from tasks.forecast.prediction import hand_out, spread
+from flows.workload_run import Night, find_source
+from tasks.forecast.prediction import hand_out, predict, predict_run, spread
+from tasks.nights.allotment import Portion
 from tasks.report import write_report
 from tasks.runs.infer_job import FailurePolicy
 from tasks.runs.run import Run
@@ -154,6 +156,59 @@ def test_a_night_that_cannot_be_predicted_goes_on(
     assert "config.json cannot be read" in reasons[0]
     assert reasons[1].startswith(f"{nights.path} cannot be opened: ")
     assert len(reasons) == 2
+
+
+@pytest.mark.parametrize("num_engines", [1, 8])
+def test_a_prediction_takes_a_hundredth_of_the_night(num_engines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_partitions, clock = 352, 0.0
+    summary = PlanSummary(
+        num_rows=num_partitions,
+        num_groups=num_partitions,
+        num_partitions=num_partitions,
+        partition_costs=(5_000_000,) * num_partitions,
+        partition_rows=(1,) * num_partitions,
+        partition_priorities=(0,) * num_partitions,
+        dispatch_order=tuple(range(num_partitions)),
+        sharing=SharingStats(),
+    )
+
+    def simulate(partition: int) -> SimulationSummary:
+        nonlocal clock
+        clock += 1.0
+        return SimulationSummary(seconds=50.0)
+
+    monkeypatch.setattr("tasks.forecast.prediction.time.perf_counter", lambda: clock)
+    found = predict(simulate, summary, num_engines, since=0.0)
+    assert 0.01 * found.seconds <= clock <= 0.01 * found.seconds + 1
+
+
+def foresee_with(nights: Any, name: str, workers: int) -> list[Portion]:
+    engine = EngineConfig(device="cpu", kv_memory_bytes=16 << 20, num_threads=2)
+    night = Night(
+        source=find_source(nights.path, str(nights.model), engine, PlanSettings(), False, {}),
+        engine=engine,
+        failures=FailurePolicy(),
+        workers=Workers(WorkerSettings(workers=workers)),
+    )
+    return flow(name="foresee", persist_result=False)(lambda: foresee(night, load_workload(name)))()
+
+
+def test_time_is_reserved_for_the_engines_that_have_work(nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One partition takes its whole time, however many engines there are."""
+    found = list[dict[str, float]]()
+
+    def watch(*given: Any) -> dict[str, float]:
+        found.append(predict_run(*given))
+        return found[-1]
+
+    monkeypatch.setattr("flows.prediction.predict_run", watch)
+    (portion,) = foresee_with(nights, "ranking", workers=2)
+    assert portion.seconds == pytest.approx(found[0]["step_seconds"]) == pytest.approx(found[0]["elapsed_seconds"])
+
+
+def test_each_of_several_engines_gets_as_many_partitions(nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.planning.plan_partitions.LEAST_TOKENS", 400)
+    assert [len(foresee_with(nights, "snippets", workers)) for workers in (1, 2, 4)] == [5, 4, 4]
 
 
 @pytest.mark.parametrize(("count", "order"), [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 2, 1]), (5, [0, 4, 2, 1, 3])])

@@ -199,6 +199,18 @@ def test_a_database_that_may_not_grow_keeps_the_answers_and_ends_the_night(night
     assert [left.record.run_id for left in sweep_runs(nights.path)] == [run.record.run_id]
 
 
+def test_a_night_that_duckdb_has_no_memory_to_write_stays_and_ends_the_next(
+    nights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, each night computed its rows again, to fail at the same write."""
+    run = begin_run(nights)
+    monkeypatch.setattr("tasks.write.MEMORY_LIMIT", "1kB")
+    with pytest.raises(DatabaseError, match=r"(?i)memory"):
+        recover_runs(nights.path)
+    monkeypatch.undo()
+    assert [left.record.run_id for left in recover_runs(nights.path)] == [run.record.run_id]
+
+
 def test_a_run_whose_end_cannot_be_noted_stays_and_ends_the_night(nights: Any) -> None:
     """The disk on which a night died is still full; its answers wait until there is room."""
     run = begin_run(nights)

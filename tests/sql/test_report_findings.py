@@ -44,6 +44,14 @@ def test_only_a_whole_run_is_compared_with_its_prediction(night: Any, make_run: 
         assert f"The run {ended}: Error: it broke." in find_remarkable(facts)
 
 
+def test_engines_that_got_nothing_are_named(night: Any, make_run: Callable[..., str]) -> None:
+    """A run notes how many there are; its steps are only of those that had work."""
+    for num_engines, idle in ((1, False), (8, True)):
+        run_id = make_run([(0, 40, 0, 10_000.0)], config={**CONFIG, "prediction": {"num_engines": num_engines}})
+        found = find_remarkable(read_facts(night, run_id))
+        assert any("The 8 engines had nothing to do for 70.0 s together" in each for each in found) is idle
+
+
 def test_a_killed_process_spent_the_time_of_its_steps_in_infer(night: Any, make_run: Callable[..., str]) -> None:
     run_id = make_run([(0, 40, 0, 10_000.0)])
     night.sql(

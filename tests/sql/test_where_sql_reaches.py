@@ -227,6 +227,20 @@ def test_no_setting_is_changed_back(night: Any) -> None:
                 connection.execute(f"set {setting}")
 
 
+def test_nights_use_few_of_many_threads(night: Any) -> None:
+    """Each needs a part of the memory limit: with those of a host of 192 cores, large nights could not be written."""
+    threads = "select current_setting('threads')"
+    with duckdb.connect(str(night.path)) as ours:
+        ours.execute("set threads = 192")
+        for _ in range(2):  # the second time, settings are locked
+            night.run()
+            assert ours.execute(threads).fetchall() == [(4,)]
+    with connect(night.path) as connection:
+        connection.execute("set threads = 1")
+        restrict_sql(connection, [], {})
+        assert connection.execute(threads).fetchall() == [(1,)]
+
+
 def test_a_connection_of_this_process_shares_the_restriction(night: Any, tmp_path: Path) -> None:
     with duckdb.connect(str(night.path)):
         for _ in range(2):

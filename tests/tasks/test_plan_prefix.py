@@ -18,6 +18,7 @@ from tasks.storage import prompt_order
 from tasks.storage.artifact import ArtifactRef, write_parquet
 from tasks.storage.plan_file import read_partition, read_plan_summary
 from tasks.storage.schemas import TOKENS_SCHEMA
+from tests.sources import make_source
 
 
 def tokens_file(
@@ -207,3 +208,11 @@ def test_a_partition_is_read_from_whole_files_only(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ArtifactError, match="cannot be read"):
         read_partition(plan, 0)
+
+
+def test_a_plan_with_partitions_for_another_number_of_engines_is_made_anew(tmp_path: Path) -> None:
+    tokens = tokens_file(tmp_path, [[1, 2], [1, 3]])
+    for partition_tokens, num_plans in (("auto", 2), (100, 1)):
+        source = make_source(tmp_path / f"{partition_tokens}.duckdb", partition_tokens=partition_tokens)
+        plans = {plan_prefix.plan_prefix.fn(source, tokens, 1, num_engines).path for num_engines in (1, 8)}
+        assert len(plans) == num_plans

@@ -122,3 +122,17 @@ def test_large_plans_get_large_partitions(num_groups: int, num_partitions: int) 
     partition_costs = np.bincount(partitions, weights=costs)
     assert len(partition_costs) == num_partitions
     assert partition_costs.max() - partition_costs.min() <= 62_500
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "num_engines", "num_partitions"),
+    [pytest.param(1000, 7, 35, id="a multiple near 32"), pytest.param(72, 8, 8, id="8 in place of 9"),
+     pytest.param(40, 8, 8, id="one for each in place of 5"), pytest.param(31, 8, 4, id="each at least 250,000 tokens"),
+     pytest.param(1000, 64, 64, id="more engines than 32")],
+)  # fmt: skip
+def test_engines_get_equal_numbers_of_large_partitions(num_groups: int, num_engines: int, num_partitions: int) -> None:
+    costs = np.full(num_groups, 62_500, np.int64)
+    partitions = place_groups(costs, np.zeros(num_groups, np.int64), "auto", num_engines)
+    assert partitions.max() + 1 == num_partitions
+    by_size = place_groups(costs, np.zeros(num_groups, np.int64), 500_000, num_engines)
+    assert by_size.max() + 1 == -(-num_groups // 8), "as the user says"

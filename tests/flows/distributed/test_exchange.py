@@ -42,7 +42,7 @@ from tasks.tokenize import read_max_model_len, write_tokens
 from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.workload import load_workload
 from tests.flows.distributed.object_server import ObjectServer, serve_objects
-from tests.flows.distributed.worker_watch import find_workers, hold_and_kill, meanwhile, wait_until
+from tests.flows.distributed.worker_watch import find_workers, hold_worker, meanwhile, wait_until
 from tests.full_disk import files_of_at_most
 from tests.sources import make_job, make_source
 
@@ -288,7 +288,7 @@ def test_a_worker_takes_over_what_another_one_did_of_a_partition(shared: Shared,
 def test_finished_parts_are_taken_from_the_store_where_a_worker_dies_after_the_deadline(shared: Shared) -> None:
     parts = shared.answer(0)
     overdue = replace(shared.job, deadline=time.time() + 0.5)
-    with closing(WorkerPool([{}])) as pool, meanwhile(partial(hold_and_kill, lambda: overdue.stop.is_made)):
+    with closing(WorkerPool([{}])) as pool, meanwhile(partial(hold_worker, lambda: overdue.stop.is_made)):
         found = pool.answer(0, overdue)
     assert found == shared.end.find(parts) == shared.run.list_parts()
 
@@ -302,7 +302,11 @@ def test_a_stop_request_travels_both_ways(shared: Shared) -> None:
     shared.end.offer(shared.job.plan)
     PROCESS_COPY.remove()
     spoiled = replace(shared.job, plan=replace(shared.job.plan, digest="0" * 64))
-    with pytest.raises(ArtifactError, match="changed or damaged"), local_job(0, spoiled) as (here, publish):
+    with (
+        pytest.raises(ArtifactError, match="changed or damaged"),
+        local_job(0, spoiled) as (here, publish),
+        here.stop.make_on_error(),  # as `infer_on_ray` does
+    ):
         infer_partition(0, here, publish)
     assert shared.store.has("stop"), "the others of the run need not go on"
 

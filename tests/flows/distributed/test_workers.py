@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workers.infer_remote import name_device
 from tasks.workers.worker_pool import WorkerPool
 from tasks.workloads.workload import load_workload
-from tests.flows.distributed.worker_watch import find_workers, hold_and_kill, meanwhile, wait_until
+from tests.flows.distributed.worker_watch import find_workers, hold_worker, meanwhile, wait_until
 from tests.flows.test_recovery import begin_job
 from tests.sources import make_job
 
@@ -138,6 +139,18 @@ def test_what_a_worker_raises_is_raised_here_and_one_that_cannot_start_is_an_err
         broken.answer(1, job)
 
 
+def test_workloads_of_one_partition_use_one_engine_of_several(tmp_path: Path) -> None:
+    """Before, each loaded the model on the next one."""
+    plan = ArtifactRef(path=str(tmp_path / "none.parquet"), num_rows=1, digest="")
+    with closing(WorkerPool([{}, {}])) as pool:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            job = make_job(tmp_path / name, load_workload("snippets"), tmp_path, plan=plan)
+            with pytest.raises(ArtifactError, match=r"none\.parquet cannot be read"):
+                pool.answer(0, job)
+        assert len(find_workers(os.getpid())) == 1
+
+
 def test_an_engine_whose_device_has_failed_gets_a_new_process(
     nights: Any, tmp_path: Path, prefect_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +164,38 @@ def test_an_engine_whose_device_has_failed_gets_a_new_process(
         (job.first.run_folder / "stop").unlink()
         (part,) = pool.answer(0, job) or []
     assert part.num_rows == 12
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_device_that_fails_leaves_its_rows_to_the_others(
+    nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its attempt does not count against the rows: without retries they would be split and become errors."""
+    (fault := tmp_path / "fault").touch()
+    monkeypatch.setenv("BATCHLOOM_TEST_FAULT", str(fault))
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "flows" / "poison"))
+    (summary,) = nights.run("snippets", machines=TWO, partition_tokens=1, failures=FailurePolicy(retries=0))
+    assert not fault.exists()
+    assert (summary.num_rows, summary.num_ok) == (12, 12)
+    assert nights.sql("select count(*), count(distinct (doc_id, query_id)) from snippets") == [(12, 12)]
+    (fewer,) = [message for message in caplog.messages if "one engine less until the run ends" in message]
+    assert re.search("ends, BATCHLOOM_WORKER=[01]: the device fails: AcceleratorError: CUDA error: an illegal", fewer)
+    assert len(nights.sql("select distinct worker from steps")) == 1
+
+
+def test_the_last_device_that_fails_ends_the_run_and_the_next_run_tries_all_again(
+    nights: Any, tmp_path: Path, prefect_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they are gone before the model is loaded: the process finds no GPU, and uses no CPU in its place."""
+    job = begin_job(nights, tmp_path)
+    with closing(WorkerPool([{}, {}])) as pool:
+        for folder in (job.first.run_folder, tmp_path):
+            member = replace(job.first, run_folder=folder)
+            failing = replace(job, members=(member,), engine=replace(job.engine, device="cuda"))
+            with pytest.raises(DeviceError, match="the device fails: device 'cuda': torch finds no GPU here"):
+                pool.answer(0, failing)
+            assert failing.stop.is_made
+            assert (folder / "attempts" / "starts-00000").stat().st_size == 2, "both were tried"
 
 
 @pytest.mark.slow
@@ -167,9 +212,13 @@ def test_an_installation_in_which_every_row_ends_its_process_is_not_tried_row_by
     assert caplog.text.count("is handed out again") == 3 + 3, "as many attempts as the sample has rows, then the sample"
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_worker_that_dies_after_the_deadline_leaves_the_finished_parts(tmp_path: Path, is_stopped: bool) -> None:
-    """Only where somebody asked to stop, there are none."""
+def test_a_worker_that_dies_or_hangs_after_the_deadline_leaves_the_finished_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool, is_killed: bool
+) -> None:
+    """Only where somebody asked to stop, there are none. A stopped process stands for a kernel that never returns."""
+    monkeypatch.setattr("tasks.workers.worker_pool.STOP_SECONDS", 300.0 if is_killed else 0.5)
     rows = pa.record_batch({"row_id": [3, 4], "error": pa.array([None, "too long"], pa.string())})
     (tmp_path / "parts").mkdir()
     part = write_parquet(tmp_path / "parts" / "part-00000.parquet", rows.schema, [rows])
@@ -181,7 +230,7 @@ def test_a_worker_that_dies_after_the_deadline_leaves_the_finished_parts(tmp_pat
             job.stop.make()
         return job.stop.is_made
 
-    with closing(WorkerPool([{}])) as pool, meanwhile(partial(hold_and_kill, has_ended)):
+    with closing(WorkerPool([{}])) as pool, meanwhile(partial(hold_worker, has_ended, is_killed=is_killed)):
         assert pool.answer(0, job) == (None if is_stopped else [part])
 
 
@@ -207,7 +256,7 @@ def test_engines_of_a_host_divide_what_they_share(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         layout = lay_out_workers("auto", EngineConfig(num_threads=3))
         assert layout.environments == tuple({"CUDA_VISIBLE_DEVICES": gpu} for gpu in expected)
-        assert layout.engine == EngineConfig(num_threads=3), "a GPU has its own memory"
+        assert layout.engine == EngineConfig(num_threads=3, device="cuda"), "memory of its own; no CPU in its place"
     with pytest.raises(ConfigError, match="3 workers need a GPU each, and 2 are visible"):
         lay_out_workers(3, EngineConfig())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -33,12 +33,13 @@ def find_processes(variable: str) -> list[int]:
     return found
 
 
-def hold_and_kill(until: Callable[[], Any]) -> None:
-    """Stop the one worker of this process while it starts, and kill it when the condition holds."""
+def hold_worker(until: Callable[[], Any], is_killed: bool = True) -> None:
+    """Stop the one worker of this process while it starts, and kill it when the condition holds, or leave it so."""
     (worker,) = wait_until(lambda: find_workers(os.getpid()))
     os.kill(worker, signal.SIGSTOP)
     wait_until(until)
-    os.kill(worker, signal.SIGKILL)
+    if is_killed:
+        os.kill(worker, signal.SIGKILL)
 
 
 @contextmanager

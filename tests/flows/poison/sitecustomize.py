@@ -1,5 +1,5 @@
 """On the path of a Python process: it ends, as by a fault in a kernel, when the model is about to compute a token. If
-it finds a certain file, which it then deletes, its device fails in each step, as after an illegal memory access."""
+it is the one that deletes a certain file, its device fails in each step, as after an illegal memory access."""
 
 import os
 import signal
@@ -11,7 +11,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 POISON = int(os.environ.get("BATCHLOOM_TEST_POISON", "-1"))
 FAULT = Path(os.environ.get("BATCHLOOM_TEST_FAULT", "/nowhere"))
-HAS_FAULT = FAULT.exists()
+try:
+    FAULT.unlink()
+    HAS_FAULT = True
+except OSError:
+    HAS_FAULT = False
 
 
 def look(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -22,5 +26,4 @@ def look(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
-FAULT.unlink(missing_ok=True)
 register_module_forward_pre_hook(look)
