@@ -93,7 +93,12 @@ class PackedInt8:
 
 
 class LayerPacker:
-    """Packs the layers of a model, in order: each needs the hidden states that the layers before it produce."""
+    """Packs the layers of a model, in order: each needs the hidden states that the layers before it produce.
+
+    Args:
+        library: the kernels of int8.
+        num_q_heads, num_kv_heads, head_dim: of each layer's attention.
+    """
 
     def __init__(self, library: ctypes.CDLL, num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:
         self._library = library

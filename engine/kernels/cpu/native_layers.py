@@ -10,7 +10,7 @@ import torch
 from engine.kernels import cdiv
 from engine.kernels.cpu.attention_shape import TILE_ROWS, AttentionShape
 from engine.kernels.cpu.branched_layers import complete, pack_gate_up
-from engine.kernels.cpu.layer_structures import LayerStep, LinearStructure, NativeWork, PackedLayer, PanelLayer
+from engine.kernels.cpu.layer_structures import LayerStep, LinearStructure, PackedLayer, PanelLayer
 from engine.kernels.cpu.native_build import address
 from engine.kernels.decoder_layer import Angles, Caches, LayerWeights, TabledWork
 
@@ -151,7 +151,7 @@ class PackedLayers:
         self,
         hidden: torch.Tensor,
         caches: Caches,
-        work: NativeWork | TabledWork,
+        work: TabledWork,
         angles: Angles,
         output_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -162,12 +162,10 @@ class PackedLayers:
         sizes = [num_tile_rows * columns for columns in self._columns]
         if self._scratch.numel() < sum(sizes):
             self._scratch = self._scratch.new_empty(sum(sizes))
-        works: Sequence[NativeWork] = (work,) if isinstance(work, NativeWork) else work.works
-        if isinstance(work, TabledWork):
-            for layer, table in zip(self._weights, work.tables, strict=True):
-                layer.table = table
+        for layer, table in zip(self._weights, work.tables, strict=True):
+            layer.table = table
         shared = [*map(address, (*angles, *torch.split(self._scratch[: sum(sizes)], sizes)))]
-        steps = [LayerStep(each, *shared) for each in works]
+        steps = [LayerStep(each, *shared) for each in work.works]
         num_output_rows = -1 if output_rows is None else len(output_rows)
         self._compute(
             *(self._weights, len(self._layers), self._operations, len(self._operations)),

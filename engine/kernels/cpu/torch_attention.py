@@ -114,13 +114,6 @@ class CpuAttention(AttentionBackend):
             buckets=tuple(self._buckets(batch, num_rows)),
         )
 
-    def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: CpuWork
-    ) -> None:
-        """See `AttentionBackend.write_kv`."""
-        k_cache.view(-1, *k_cache.shape[2:]).index_copy_(0, work.slots, key)
-        v_cache.view(-1, *v_cache.shape[2:]).index_copy_(0, work.slots, value)
-
     def attend(
         self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: CpuWork, scoring: Scoring
     ) -> torch.Tensor:

@@ -10,7 +10,7 @@ from engine.kernels.attention_batch import AttentionBatch
 from engine.kernels.branched_layer import BranchedWeights, Experts
 from engine.kernels.cpu.native import NativeBackend
 from engine.kernels.cpu.native_layers import PackedLayers, PackedWeight
-from engine.kernels.decoder_layer import LayerWeights, Linear
+from engine.kernels.decoder_layer import LayerWeights, Linear, TabledWork
 from engine.kernels.scoring import Scoring
 from engine.model.loading.checkpoint import cache_folder
 from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
@@ -132,7 +132,7 @@ def test_layers_in_one_call(
     assert isinstance(packed, PackedLayers)
     for _ in range(2):  # the second time on what the first one left in scratch memory
         keys, values = caches(), caches()
-        out = packed(hidden.clone(), (keys, values), work, rotation, output_rows)
+        out = packed(hidden.clone(), (keys, values), TabledWork([work], [0] * len(layers)), rotation, output_rows)
         assert torch.equal(out, expected)
         written, wanted = (*keys, *values), (*expected_keys, *expected_values)
         assert all(torch.equal(*pair) for pair in zip(written, wanted, strict=True))
@@ -207,7 +207,7 @@ def test_experts_are_those_of_torch(
     # Few of them, all, and none.
     for output_rows in (torch.tensor([7, 0, num_rows - 1]), None, torch.tensor([], dtype=torch.int64)):
         given = hidden.clone()
-        out = packed(given, (keys, values), work, angles, output_rows)
+        out = packed(given, (keys, values), TabledWork([work], [0]), angles, output_rows)
         assert len(out) or torch.equal(given, hidden), "without output rows the last layer is not computed"
         wanted = expected if output_rows is None else expected[output_rows]
         assert out.shape == wanted.shape
