@@ -62,9 +62,10 @@ def run_disaggregated(
             in_flight.append(step)
 
     while scheduler.num_unfinished:
-        decodes = scheduler.schedule("decodes")
-        sampler.prepare(decodes)
-        batch = None if decodes.is_empty else decodes.build_batch()
+        decodes, batch = scheduler.schedule("decodes"), None
+        if not decodes.is_empty:  # an empty step becomes the next step of prompts
+            sampler.prepare(decodes)
+            batch = decodes.build_batch()
         if not decodes.is_blocked:  # else the steps in flight end first, so that a request can be preempted
             send_prompts()
         if batch is not None:

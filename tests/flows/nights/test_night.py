@@ -465,9 +465,9 @@ def test_what_fits_is_chosen_over_all_models_before_the_night(
     more = LARGE.replace('after = "snippets"\n', "").replace("ranking", "replies.toml")
     sql = "select doc_id || '-' || range as doc_id, query_id, '' as snippet from snippet_requests, range(3)"
     file = write_night(night=text, sql=sql, more=more.format(large=tiny_checkpoint("qwen2")), partition_tokens=300)
-    predict_run = prediction.predict_run
+    predict_run, foreseen = prediction.predict_run, {"elapsed_seconds": 3000.0}
     monkeypatch.setattr(  # before the night, it is called for its result, not for its state
-        prediction, "predict_run", lambda *given, **how: predict_run(*given, **how) if how else {"step_seconds": 3000.0}
+        prediction, "predict_run", lambda *given, **how: predict_run(*given, **how) if how else foreseen
     )
     monkeypatch.setattr("flows.nights.night.forecast_load", lambda *_: 0.0)
     calls, has_time = count(), StopRequest.has_time
