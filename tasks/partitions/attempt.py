@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.completion import Completion
 from engine.device.placement import give_back_freed_memory
-from engine.errors import BatchloomError
+from engine.errors import BatchloomError, DeviceError
 from engine.execution.step_record import StepRecord
 from engine.planning.plan import Plan
 from engine.request import Request
@@ -135,7 +135,11 @@ def try_rows(rows: Plan, work: PartitionWork, piece: Piece) -> Failure | None:
         except Exception as error:
             from tasks.partitions.failing import judge_failure  # imported only when needed
 
-            return judge_failure(error, work.attempts, piece)
+            try:
+                return judge_failure(error)
+            except DeviceError:  # not for its rows: the attempt does not count against them
+                work.attempts.forget(piece)
+                raise
         finally:
             keep()
     return None

@@ -102,20 +102,13 @@ def _split(prompts: npt.NDArray[np.int64], group_of_prompt: npt.NDArray[np.int64
     return Piece(first=left[0], last=left[-1]), Piece(first=right[0], last=right[-1])
 
 
-def judge_failure(error: Exception, attempts: AttemptLog | None = None, piece: Piece | None = None) -> Failure:
-    """The failure that an error of the model stands for; raises `DeviceError` if the device is unusable from now on.
-
-    Args:
-        error: what the model raised.
-        attempts, piece: the attempt that failed; that of an unusable device does not count against the rows.
-    """
+def judge_failure(error: Exception) -> Failure:
+    """The failure that an error of the model stands for; raises `DeviceError` if the device is unusable from now on."""
     failure = Failure(
         reason=f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}",
         is_out_of_memory=is_out_of_memory(error),
     )
     if not failure.is_out_of_memory and (isinstance(error, torch.AcceleratorError) or has_failed()):
-        if attempts is not None and piece is not None:
-            attempts.forget(piece)
         raise DeviceError(f"the device fails: {failure.reason}") from error
     return failure
 

@@ -105,7 +105,8 @@ inline auto by_group(int64_t size, F f) {
 }
 
 // Spreads a query or a key over `head_group(dim)` values, 16 apart, without the factors; returns the largest magnitude. So
-// scores are that number times as large. Spreading over neighbours, too, would take three times as long (docs/tries.md).
+// scores are that number times as large. Spreading over neighbours, too, would cost prompts 1 % of their time
+// (docs/tries.md).
 template <typename T>
 inline float spread_head(const T* x, float* to, int dim) {
   return by_group(dim, [&](auto group) { return spread_groups<group, false>(x, to, dim); });
