@@ -19,6 +19,7 @@ from engine.kernels.cpu.int8_weights import (
     Int8Weight,
     LayerPacker,
     PackedInt8,
+    channel_factors,
     columns_in_pieces,
 )
 from engine.kernels.cpu.layer_structures import PRODUCTS, PackedLayer
@@ -32,7 +33,8 @@ CHUNK_TOKENS = 128
 
 
 class _Int8Layer(PackedLayer):
-    """`LayerWeights` of cpp/layer.h; the weights of attention_norm and mlp_norm are folded into the products."""
+    """`LayerWeights` of cpp/layer.h; the weights of attention_norm and mlp_norm are folded into the products, and the
+    channels' factors are in their place."""
 
     _fields_ = tuple((name, Int8Weight) for name in PRODUCTS)
 
@@ -51,13 +53,13 @@ class Int8Backend(NativeOperations, AttentionBackend):
     def make_layers(self, weights: Iterable[LayerWeights]) -> DecoderLayers:
         """Layers in one C++ call, read one at a time (see `NativeBackend.make_layers`). Raises `ModelError` if a size
         of the layers is not supported, or they have a sliding window."""
-        packer = LayerPacker(self.library, self.num_q_heads, self.num_kv_heads, self.head_dim)
-        packed = [self._pack(layer, packer) for layer in weights]
+        self._packer = LayerPacker(self.library, self.num_q_heads, self.num_kv_heads, self.head_dim)
+        packed = [self._pack(layer) for layer in weights]
         depth = max(packed[0].hidden_size, packed[0].intermediate_size, self.num_q_heads * self.head_dim)
         num_byte_columns = cdiv(depth, ALIGNED_DEPTH) * ALIGNED_DEPTH
         return PackedLayers(self, self.kernel("compute_layers"), packed, num_byte_columns)
 
-    def _pack(self, layer: LayerWeights, packer: LayerPacker) -> _Int8Layer:
+    def _pack(self, layer: LayerWeights) -> _Int8Layer:
         sizes = layer.gate.shape[1], len(layer.gate), len(layer.qkv[0])
         if any(size % PANEL for size in sizes):
             hidden, intermediate, qkv = sizes
@@ -67,24 +69,34 @@ class Int8Backend(NativeOperations, AttentionBackend):
             )
         if layer.scoring.window:
             raise ModelError(f"dtype 'int8' has no sliding window, got one of {layer.scoring.window} positions")
-        packed = fill_layer(_Int8Layer, self, layer, packer.pack(layer))
-        norms = [None if norm is None else norm.float() for norm in (layer.q_norm, layer.k_norm)]
-        packed.attention_norm, packed.mlp_norm = None, None
-        packed.q_norm, packed.k_norm = map(address, norms)
+        products, factors = self._packer.pack(layer)
+        packed = fill_layer(_Int8Layer, self, layer, products)
+        norms = [*factors, *(None if norm is None else norm.float() for norm in (layer.q_norm, layer.k_norm))]
+        packed.attention_norm, packed.mlp_norm, packed.q_norm, packed.k_norm = map(address, norms)
         packed.kept = norms, *packed.kept
         return packed
 
     def make_output_layer(self, weight: torch.Tensor, bias: torch.Tensor | None) -> "Int8OutputLayer":
-        return Int8OutputLayer(self.library, PackedInt8(self.library, columns_in_pieces(self.library, weight), bias))
+        """The output layer of the model whose layers were made last."""
+        return Int8OutputLayer(self.library, weight, bias, self._packer.energy)
 
 
 class Int8OutputLayer:
-    """An output layer (`engine.kernels.attention_backend.OutputLayer`) in int8; its logits are float32. `packed` has a
-    column for each token, which has been through `spread`."""
+    """An output layer (`engine.kernels.attention_backend.OutputLayer`) in int8; its logits are float32.
 
-    def __init__(self, library: ctypes.CDLL, packed: PackedInt8) -> None:
+    Args:
+        library: the kernels of int8.
+        weight: ``[vocab_size, hidden]``.
+        bias: ``[vocab_size]``.
+        energy: float64 ``[hidden]``, mean square of each input channel.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, energy: torch.Tensor
+    ) -> None:
         self._library = library
-        self._packed = packed
+        self._factors = channel_factors(weight, energy)
+        self._packed = PackedInt8(library, columns_in_pieces(library, weight, 1 / self._factors), bias)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         rows, scales = self._quantize(hidden)
@@ -121,7 +133,8 @@ class Int8OutputLayer:
         ids = token_ids.contiguous()
         out = torch.empty(*ids.shape, self._packed.depth, dtype=torch.bfloat16)
         self._library.take_columns_int8(
-            ctypes.byref(self._packed.structure), ids.data_ptr(), out.data_ptr(), ids.numel(), self._packed.depth
+            *(ctypes.byref(self._packed.structure), self._factors.data_ptr(), ids.data_ptr(), out.data_ptr()),
+            *(ids.numel(), self._packed.depth),
         )
         return out
 
@@ -130,5 +143,6 @@ class Int8OutputLayer:
         num_rows = cdiv(len(hidden), TILE_ROWS) * TILE_ROWS
         rows = torch.empty(num_rows, cdiv(hidden.shape[1], ALIGNED_DEPTH) * ALIGNED_DEPTH, dtype=torch.uint8)
         scales, hidden = torch.empty(num_rows, dtype=torch.float32), hidden.contiguous()
-        self._library.quantize_int8(hidden.data_ptr(), rows.data_ptr(), scales.data_ptr(), *hidden.shape)
+        addresses = map(address, (hidden, self._factors, rows, scales))
+        self._library.quantize_int8(*addresses, *hidden.shape)
         return rows, scales

@@ -25,10 +25,10 @@ _OF_FORMATS: dict[str, list[Any]] = {
 """Functions that exist for some of the suffixes below."""
 SIGNATURES: dict[str, list[Any]] = {
     "draw_tokens": [*[POINTER] * 3, *[I64] * 2],
-    "quantize_int8": [*[POINTER] * 3, *[I64] * 2],
-    "round_columns_int8": [*[POINTER] * 5, *[I64] * 2, ctypes.c_int],
-    "spread_columns_int8": [POINTER, *[I64] * 3],
-    "take_columns_int8": [*[POINTER] * 3, *[I64] * 2],
+    "quantize_int8": [*[POINTER] * 4, *[I64] * 2],
+    "round_columns_int8": [*[POINTER] * 4, *[I64] * 2],
+    "spread_columns_int8": [POINTER, *[I64] * 2],
+    "take_columns_int8": [*[POINTER] * 4, *[I64] * 2],
     "project_int8": [*[POINTER] * 4, *[I64] * 3],
     "largest_column_int8": [*[POINTER] * 5, *[I64] * 3],
     "repack_quantized": [I64, POINTER, I64, *[POINTER] * 2, *[I64] * 3],

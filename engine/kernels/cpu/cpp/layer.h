@@ -124,7 +124,7 @@ void run_branch(Operation operation, const LayerWeights<Format>& w, const LayerS
 // Runs an operation. hidden: [num_rows, hidden_size], in and out; unless num_output_rows is -1, only output_rows remain, as
 // the first rows.
 // Format: the types of rows, weights, norms and KV. `project_normed` reads the rows that `norm` has written, `project_rows`
-// reads any rows; `change_basis` converts hidden states to the basis in which the layers compute, and back.
+// reads any rows.
 template <typename Format>
 void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typename Format::Row>& s,
          LayerRows<typename Format::Row>& rows, typename Format::Row* hidden, typename Format::KV* keys,
@@ -177,14 +177,12 @@ void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, con
                     int64_t num_operations, const LayerStep<typename Format::Row>* step, typename Format::Row* hidden,
                     typename Format::KV* const* keys, typename Format::KV* const* values, const int64_t* output_rows,
                     int64_t num_output_rows) {
-  Format::change_basis(hidden, step->work.num_rows, weights->hidden_size);
   for (int64_t i = 0; i < num_layers; i++) {
     LayerRows<typename Format::Row> rows{};
     for (int64_t j = 0; j < num_operations; j++)
       run(operations[j], weights[i], step[weights[i].table], rows, hidden, keys[i], values[i],
           output_rows, i == num_layers - 1 ? num_output_rows : -1);
   }
-  Format::change_basis(hidden, num_output_rows < 0 ? step->work.num_rows : num_output_rows, weights->hidden_size);
 }
 
 }  // namespace

@@ -63,7 +63,6 @@ struct LinearFormat {
                            int64_t num_columns, int64_t depth) {
     project(x, w, residual, out, num_rows, num_columns, depth, Gating{});
   }
-  static void change_basis(T*, int64_t, int64_t) {}
 };
 
 }  // namespace

@@ -1,6 +1,5 @@
 """Int8 kernels: right within what bytes keep, and the same bits on every unit, thread count and arrangement of KV."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from engine.kernels.cpu.int8 import CHUNK_TOKENS, Int8Backend, Int8OutputLayer
-from engine.kernels.cpu.int8_weights import PackedInt8, error_feedback, spread, spread_group
+from engine.kernels.cpu.int8_weights import PackedInt8, channel_factors, columns_in_pieces, spread, spread_group
 from engine.kernels.cpu.native_build import load_library
 from engine.kernels.scoring import Scoring
 from engine.kernels.torch_output_layer import mask_logits
@@ -47,13 +46,11 @@ def rounded(x: torch.Tensor, scale_dtype: torch.dtype = torch.float32) -> torch.
 
 
 def spread_matrix(size: int) -> torch.Tensor:
-    """Of `spread`, float64 ``[size, size]``: a Hartley matrix of the odd part times Hadamard matrices."""
-    count = size // spread_group(size)
-    angles = torch.outer(torch.arange(count), torch.arange(count)).double() * 2 * math.pi / count
-    matrix = (angles.cos() + angles.sin()) / math.sqrt(count)
-    while len(matrix) < size:
-        matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]])) / math.sqrt(2)
-    return matrix
+    """Of `spread`, float32 ``[size, size]``: a Hadamard matrix for each group."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < spread_group(size):
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    return torch.block_diag(*[matrix] * (size // len(matrix)))
 
 
 def attend(
@@ -87,9 +84,7 @@ def test_rows_attend_to_their_prefix_and_their_own_past(
         attend(backend_of(folder, heads, head_dim), layout, used, keys, values, qkv) for folder in folders.values()
     ]
     assert all(torch.equal(other, found[0]) for other in found)
-    group = spread_group(head_dim) // 16
-    matrix = torch.kron(spread_matrix(group).float() * math.sqrt(group), torch.eye(16))
-    matrix = torch.block_diag(*[matrix] * (head_dim // len(matrix)))
+    group, matrix = spread_group(head_dim), spread_matrix(head_dim)
     query = rounded(qkv.view(len(qkv), -1, head_dim)[:, : heads[0]].float() @ matrix) @ matrix / group
     keys = rounded(keys.float() @ matrix, torch.bfloat16) @ matrix / group
     values = rounded(values.float(), torch.bfloat16)
@@ -164,14 +159,15 @@ def test_the_output_layer(num_rows: int, vocab_size: int, depth: int, folders: d
     weight[400:420] = weight[100:120]  # of equals, the first one counts
     bias = torch.randn(vocab_size, generator=generator) - 3
     bias[400:420] = bias[100:120]
-    hidden = torch.randn(num_rows, depth, generator=generator).bfloat16()
+    energy = torch.ones(depth, dtype=torch.float64)
+    energy[5::50] = 64
+    hidden = (torch.randn(num_rows, depth, generator=generator) * energy.sqrt().float()).bfloat16()
     hidden[0] = 0
     for addend in (None, bias):
         expected = hidden.double() @ weight.double().T + (0 if addend is None else addend.double())
         kept = []
         for folder in folders.values():
-            head = backend_of(folder, (1, 1), 64).make_output_layer(weight, addend)
-            assert isinstance(head, Int8OutputLayer)
+            head = Int8OutputLayer(load_library(folder, "int8"), weight, addend, energy)
             logits = head.logits(hidden)
             assert (logits.double() - expected).abs().max() <= 0.02 * expected.abs().max()
             assert torch.equal(head.most_likely(hidden), logits.argmax(-1))
@@ -188,45 +184,61 @@ def test_the_output_layer(num_rows: int, vocab_size: int, depth: int, folders: d
         torch.set_num_threads(2)
 
 
-@pytest.mark.parametrize(("depth", "group"), [(576, 64), (576, 576), (1536, 256), (160, 160), (96, 1), (9, 9)])
+@pytest.mark.parametrize(("depth", "group"), [(576, 64), (1536, 256), (160, 32), (48, 16)])
 @pytest.mark.parametrize("num_columns", [1, 16, 43])
 def test_columns_are_spread_over_groups_of_neighbours(
     depth: int, group: int, num_columns: int, folders: dict[str, Path]
 ) -> None:
     columns = torch.randn(depth, num_columns, generator=torch.Generator().manual_seed(group))
-    before = columns.clone()
-    matrix = spread_matrix(group)
-    torch.testing.assert_close(matrix @ matrix, torch.eye(group, dtype=torch.float64))
-    expected = torch.einsum("ij,gjn->gin", matrix, columns.double().view(-1, group, num_columns)).reshape(depth, -1)
+    before, matrix = columns.clone(), spread_matrix(depth)
+    assert torch.equal(matrix @ matrix, group * torch.eye(depth))
     found = []
     for folder in folders.values():
         torch.set_num_threads(1 + len(found) % 2)
-        found.append(spread(load_library(folder, "int8"), columns, group))
+        found.append(spread(load_library(folder, "int8"), columns))
     assert all(torch.equal(other, found[0]) for other in found)
-    torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[0].double(), matrix.double() @ columns.double(), rtol=1e-5, atol=1e-4)
     assert torch.equal(columns, before)
 
 
 @pytest.mark.parametrize("depth", [576, 1536])
-def test_errors_of_weights_hardly_meet_large_channels(depth: int, folders: dict[str, Path]) -> None:
+def test_errors_hardly_meet_large_channels_and_large_weights(depth: int, folders: dict[str, Path]) -> None:
+    """Of the weights and of their input, with the factors of `channel_factors` and without them."""
     num_columns = 80
     generator = torch.Generator().manual_seed(depth)
-    weight = torch.randn(num_columns, depth, generator=generator)
     energy = torch.ones(depth, dtype=torch.float64)
     energy[::150] = 256
+    weight = torch.randn(num_columns, depth, generator=generator)
+    weight[:, 1::100] *= 9
     rows = torch.randn(200, depth, generator=generator) * energy.sqrt().float()
     errors = []
-    library = load_library(folders["best"], "int8")
-    for feedback in (None, error_feedback(library, energy, depth)):
+    for factors in (torch.ones(depth), channel_factors(weight, energy)):
         found = []
         for folder in folders.values():
             torch.set_num_threads(1 + len(found) % 2)
-            unit = load_library(folder, "int8")
-            packed = PackedInt8(unit, [spread(unit, weight.T)], None, feedback)
-            found.append(packed.columns(torch.arange(num_columns)))
-        assert all(torch.equal(columns, found[0][0]) for columns, _ in found)
-        columns, scales = found[0]
-        kept = spread(library, (columns * scales.unsqueeze(1)).T).T
-        assert (kept - weight).square().mean().sqrt() < 0.02
-        errors.append((rows @ (kept - weight).T).square().mean())
-    assert errors[1] < 0.6 * errors[0]
+            library = load_library(folder, "int8")
+            found.append(PackedInt8(library, columns_in_pieces(library, weight, 1 / factors), None))
+        bytes_, scales = found[0].columns(torch.arange(num_columns))
+        assert all(torch.equal(other.panels, found[0].panels) for other in found)
+        kept = bytes_ * scales.unsqueeze(1)
+        assert (spread(library, kept.T).T * factors - weight).square().mean().sqrt() < 0.02
+        inputs = rounded(spread(library, (rows * factors).T).T)
+        products, exact = inputs @ kept.T, rows @ weight.T
+        errors.append((products - exact).square().mean())
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_factors_balance_channels_and_stay_within_bounds() -> None:
+    weight, energy = torch.ones(64, 256), torch.ones(256, dtype=torch.float64)
+    weight[:, 0], weight[:, 1], energy[2], energy[3] = 16, 0, 256, 0
+    factors = channel_factors(weight, energy)
+    assert torch.equal(factors[4:], factors[4].expand(252))
+    assert factors[0] / factors[4] == 4, "the fourth root of 16^2"
+    assert factors[2] / factors[4] == 0.25
+    floor = 16 / float(energy.mean())  # a channel that random states miss counts as a sixteenth of the mean
+    assert float(factors[3] / factors[4]) == pytest.approx(floor**0.25, rel=0.1)
+    assert factors.isfinite().all()
+    assert (factors > 0).all()
+    norm = torch.ones(256)
+    norm[5] = 1 / 16
+    assert channel_factors(weight, energy, norm)[5] / factors[5] == 0.25, "the norm's weight is part of the product's"

@@ -16,9 +16,9 @@ inline float to_bytes(const float* x, float largest, uint8_t* to, int64_t size) 
   return byte_scale(largest);
 }
 
-// x / rms(x), times the weight unless it is null; returns the largest magnitude.
+// 1 / rms(x).
 template <typename T>
-float normed_row(const T* x, const float* weight, float* to, int64_t size, float epsilon) {
+float inverse_rms(const T* x, int64_t size, float epsilon) {
   const auto square = [x](int64_t i) {
     const Lanes lanes = load_lanes(x + i);
     return lanes * lanes;
@@ -27,15 +27,7 @@ float normed_row(const T* x, const float* weight, float* to, int64_t size, float
   int64_t at = 0;
   for (; at + 16 < size; at += 32) even += square(at), odd += square(at + 16);
   if (at < size) even += square(at);
-  const float factor = 1.0f / std::sqrt(sum_lanes(even + odd) / float(size) + epsilon);
-  Lanes most = {};
-  for (int64_t i = 0; i < size; i += 16) {
-    Lanes lanes = load_lanes(x + i) * factor;
-    if (weight) lanes *= load_lanes(weight + i);
-    most = larger_magnitude(most, lanes);
-    store_lanes(to + i, lanes);
-  }
-  return largest_lane(most);
+  return 1.0f / std::sqrt(sum_lanes(even + odd) / float(size) + epsilon);
 }
 
 // A thread's buffer for a row of floats.
@@ -45,51 +37,28 @@ inline float* row_buffer(int64_t size) {
   return buffer.data();
 }
 
-inline void norm_to_bytes(const bf16* x, const float* weight, const ByteRows& to, int64_t num_rows, int64_t size,
-                          float epsilon) {
-#pragma omp parallel for
-  for (int64_t row = 0; row < num_rows; row++) {
-    float* normed = row_buffer(size);
-    const float largest = normed_row(x + row * size, weight, normed, size, epsilon);
-    to.scales[row] = to_bytes(normed, largest, to.bytes + row * padded_depth(size), size);
-  }
-}
-
-// Spreads rows over the largest power of two that divides a row, at most 256, and converts them to bytes.
-inline void spread_to_bytes(const bf16* x, const ByteRows& to, int64_t num_rows, int64_t size) {
+// Spreads rows over groups of `by_group`, and converts them to bytes. values(row): the row as a function of `spread_vectors`.
+template <typename Values>
+void spread_to_bytes(const Values& values, const ByteRows& to, int64_t num_rows, int64_t size) {
   by_group(size, [&](auto group) {
 #pragma omp parallel for
     for (int64_t row = 0; row < num_rows; row++) {
-      float* values = row_buffer(size);
-      const float largest = spread_groups<group, true>(x + row * size, values, size);
-      to.scales[row] = to_bytes(values, largest, to.bytes + row * padded_depth(size), size);
+      float* spread = row_buffer(size);
+      const float largest = spread_groups<group>(values(row), spread, size);
+      to.scales[row] = to_bytes(spread, largest, to.bytes + row * padded_depth(size), size);
     }
   });
 }
 
-// A row, spread over its whole size, in the thread's buffer: `spread` of groups as large as possible, which are then mixed.
-inline const float* spread_row(const bf16* x, int64_t size) {
-  const int64_t group = size & -size, count = size / group;
-  float *values = row_buffer(2 * size), *mixed = values + size;
-  for (int64_t i = 0; i < size; i += 16) store_lanes(values + i, load_lanes(x + i));
-  spread(values, size, group);
-  if (count == 1) return values;
-  const float* factors = hartley(count);
-  for (int64_t at = 0; at < size; at += 16) {
-    Lanes sum = {};
-    for (int64_t i = 0; i < count; i++) sum += load_lanes(values + i * group + at % group) * factors[at / group * count + i];
-    store_lanes(mixed + at, sum);
-  }
-  return mixed;
-}
-
-// Transforms the residual stream to the basis in which layers compute, and back.
-inline void spread_rows(bf16* x, int64_t num_rows, int64_t size) {
-#pragma omp parallel for
-  for (int64_t row = 0; row < num_rows; row++) {
-    const float* values = spread_row(x + row * size, size);
-    for (int64_t i = 0; i < size; i += 16) store_lanes(x + row * size + i, load_lanes(values + i));
-  }
+// The same of x / rms(x), times a factor for each column.
+inline void norm_to_bytes(const bf16* x, const float* factors, const ByteRows& to, int64_t num_rows, int64_t size,
+                          float epsilon) {
+  const auto normed = [=](int64_t row) {
+    const bf16* from = x + row * size;
+    const float factor = inverse_rms(from, size, epsilon);
+    return [=](int64_t i) { return load_lanes(from + i) * factor * load_lanes(factors + i); };
+  };
+  spread_to_bytes(normed, to, num_rows, size);
 }
 
 // Converts a head of a token to bytes; returns the scale in bf16, as the KV cache stores it. most: the largest magnitude.
@@ -172,7 +141,8 @@ inline void rotate_and_store(bf16* qkv, const float* cos, const float* sin, cons
       }
       const float* norm = h < num_q_heads ? q_norm : k_norm;
       if (norm) {
-        normed_row(head, norm, normed, dim, epsilon);
+        const float factor = inverse_rms(head, dim, epsilon);
+        for (int d = 0; d < dim; d += 16) store_lanes(normed + d, load_lanes(head + d) * factor * load_lanes(norm + d));
         rotate_head(normed, row_cos, row_sin, rotated, dim);
       } else {
         rotate_head(head, row_cos, row_sin, rotated, dim);

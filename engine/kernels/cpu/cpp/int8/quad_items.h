@@ -77,7 +77,7 @@ inline void attend(const bf16* query, int64_t query_stride, bf16* out, const int
                    const AttentionShape& shape, const Scoring& rule, const AttentionWork& work) {
   const int num_q_heads = shape.num_q_heads, num_kv_heads = shape.num_kv_heads, dim = shape.dim, group = shape.group();
   const RowStates states{work.state, num_q_heads, group, dim};
-  const QuadAttend part{num_kv_heads, group, dim, shape.block_size, rule.scale * LOG2E / float(head_group(dim)),
+  const QuadAttend part{num_kv_heads, group, dim, shape.block_size, rule.scale * LOG2E / float(spread_group(dim)),
                         dim % 64 == 0 && tiles_granted()};
   const OwnItems items(work);
   const auto write_row = [=](const QuadWorkspace& w, int r, int64_t row, int head) {

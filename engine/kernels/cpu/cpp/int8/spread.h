@@ -1,8 +1,7 @@
-// Transforms that spread single large values over many, so that rounding a row to bytes loses less. Both factors of a product
-// are transformed, which leaves it as it is: engine/kernels/cpu/int8_weights.py transforms the weights.
+// The Hadamard transform of groups of neighbours spreads single large values over their group, so that rounding a row to bytes
+// loses less. A product whose input and weights have both been transformed is as before, times the size of a group:
+// engine/kernels/cpu/int8_weights.py transforms the weights.
 #pragma once
-
-#include <vector>
 
 #include "quads.h"
 
@@ -29,46 +28,13 @@ inline Lanes spread_pairs(Lanes x) {
 #endif
 }
 
-// Hadamard transform of groups of `group` neighbours, a power of two from 16 on. It preserves lengths, and is its own
-// inverse. A product whose input and weights have both been transformed has the same result, and an outlier of the input is
-// spread over its group, so that rounding to bytes loses less. engine/kernels/cpu/int8_weights.py transforms the weights.
-inline void spread(float* x, int64_t size, int64_t group) {
-  constexpr float factor = 0.70710678f;
-  for (int64_t i = 0; i < size; i += 16) {
-    const Lanes pairs = spread_pairs<2>(spread_pairs<1>(load_lanes(x + i)) * factor) * factor;
-    store_lanes(x + i, spread_pairs<8>(spread_pairs<4>(pairs) * factor) * factor);
-  }
-  for (int64_t width = 16; width < group; width *= 2)
-    for (int64_t first = 0; first < size; first += 2 * width)
-      for (int64_t i = first; i < first + width; i++) {
-        const float a = x[i], b = x[i + width];
-        x[i] = (a + b) * factor, x[i + width] = (a - b) * factor;
-      }
-}
-
-// The factors [count][count] of the discrete Hartley transform, which preserves lengths, is its own inverse, and has no
-// factor much larger than the others for any count.
-inline const float* hartley(int64_t count) {
-  thread_local std::vector<float> factors;
-  if (int64_t(factors.size()) == count * count) return factors.data();
-  factors.resize(count * count);
-  for (int64_t i = 0; i < count * count; i++) {
-    const double angle = 6.283185307179586 * double(i / count * (i % count) % count) / double(count);
-    factors[i] = float((std::cos(angle) + std::sin(angle)) / std::sqrt(double(count)));
-  }
-  return factors.data();
-}
-
-// `spread` over 16 N neighbours, without the factors; or only over N, 16 apart. Returns the larger of `most` and the
-// magnitudes.
-template <int N, bool with_neighbours, typename T>
-inline Lanes spread_vectors(const T* x, float* to, Lanes most) {
+// Transforms the 16 N neighbours from `first` on. values(i): the 16 from i on. Returns the larger of `most` and the magnitudes.
+template <int N, typename Values>
+inline Lanes spread_vectors(const Values& values, int64_t first, float* to, Lanes most) {
   Lanes lanes[N];
 #pragma GCC unroll 16
-  for (int i = 0; i < N; i++) {
-    lanes[i] = load_lanes(x + 16 * i);
-    if (with_neighbours) lanes[i] = spread_pairs<8>(spread_pairs<4>(spread_pairs<2>(spread_pairs<1>(lanes[i]))));
-  }
+  for (int i = 0; i < N; i++)
+    lanes[i] = spread_pairs<8>(spread_pairs<4>(spread_pairs<2>(spread_pairs<1>(values(first + 16 * i)))));
 #pragma GCC unroll 4
   for (int width = 1; width < N; width *= 2)
 #pragma GCC unroll 16
@@ -81,16 +47,16 @@ inline Lanes spread_vectors(const T* x, float* to, Lanes most) {
 #pragma GCC unroll 16
   for (int i = 0; i < N; i++) {
     (i % 2 ? odd : most) = larger_magnitude(i % 2 ? odd : most, lanes[i]);
-    store_lanes(to + 16 * i, lanes[i]);
+    store_lanes(to + first + 16 * i, lanes[i]);
   }
   return larger(most, odd);
 }
 
 // `spread_vectors` of groups of 16 N values; returns the largest magnitude.
-template <int N, bool with_neighbours, typename T>
-inline float spread_groups(const T* x, float* to, int64_t size) {
+template <int N, typename Values>
+inline float spread_groups(const Values& values, float* to, int64_t size) {
   Lanes most = {};
-  for (int64_t i = 0; i < size; i += 16 * N) most = spread_vectors<N, with_neighbours>(x + i, to + i, most);
+  for (int64_t i = 0; i < size; i += 16 * N) most = spread_vectors<N>(values, i, to, most);
   return largest_lane(most);
 }
 
@@ -104,13 +70,14 @@ inline auto by_group(int64_t size, F f) {
   return f(std::integral_constant<int, 1>());
 }
 
-// Spreads a query or a key over `head_group(dim)` values, 16 apart, without the factors; returns the largest magnitude. So
-// scores are that number times as large. Spreading over neighbours, too, would cost prompts 1 % of their time
-// (docs/tries.md).
+// Spreads a query or a key; returns the largest magnitude. Scores are then `spread_group(dim)` times as large.
 template <typename T>
 inline float spread_head(const T* x, float* to, int dim) {
-  return by_group(dim, [&](auto group) { return spread_groups<group, false>(x, to, dim); });
+  const auto values = [x](int64_t i) { return load_lanes(x + i); };
+  return by_group(dim, [&](auto group) { return spread_groups<group>(values, to, dim); });
 }
-inline int head_group(int dim) { return (dim & -dim) / 16; }
+inline int spread_group(int dim) {
+  return by_group(dim, [](auto group) { return 16 * group; });
+}
 
 }  // namespace
