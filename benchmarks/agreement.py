@@ -4,7 +4,8 @@ Every installed engine that computes in int8 (llama.cpp: Q8_0) continues the sam
 greedily. A float32 transformers model then tells for each answered token whether it would have chosen the same one; if
 so for all tokens, the answer is the model's own greedy answer. Engines that can score labels answer yes-or-no questions
 about the passages, as does the float32 model. For batchloom, the perplexity of texts in int8, bfloat16 and float32 is
-measured, too; the texts are those that Python, NumPy and torch ship, so that nothing is downloaded.
+measured, too, and how far the probabilities of their next tokens are from float32's; the texts are those that Python,
+NumPy and torch ship, so that nothing is downloaded.
 """
 
 import argparse
@@ -13,7 +14,9 @@ import math
 import sys
 import tempfile
 import typing
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import mean
@@ -39,28 +42,45 @@ from engine.scheduling.token_batch import ChunkGroup, Chunks, build_token_batch
 
 KV_TOKENS = 4096
 RUN_SECONDS = 900.0
+FORMS = (
+    "\n\nQuestion: {}\nAnswer:",
+    "\n\n{} Answer yes or no:",
+    "\n\nQ: {} (yes/no)\nA:",
+    "\n---\n{}\nMy answer is",
+    "\n\nInstruction: {} Reply with yes or no.\nReply:",
+    "\n\nSomebody asked: {} The teacher said",
+)
+"""Ways to ask, in turn: the last tokens decide, and where they are the same, so are an engine's errors."""
 QUESTIONS = (
     "Does the text above show an example of code?",
     "Is the text above about exceptions?",
     "Does the text above describe a statement of the language?",
     "Would a beginner understand the text above?",
+    "Is the text above about classes?",
+    "Does the text above mention a function?",
+    "Is there a list in the text above?",
+    "Is the text above about numbers?",
+    "Does the text above give a warning?",
+    "Is the text above easy to read?",
+    "Does the text above use the word object?",
+    "Is the text above about files?",
 )
 LABELS = (" yes", " no")
 
 
 class ScoringEngine(Engine):
-    """An engine that gives the log-probability of each token of a text."""
+    """An engine that gives the probabilities of each token of a text."""
 
-    def token_logprobs(self, window: Sequence[int]) -> list[float]:
-        """The log-probability of each token after the first, given those before it. Nothing else may run meanwhile."""
+    def logprobs(self, window: Sequence[int]) -> torch.Tensor:
+        """Log-probabilities of all tokens after each token but the last, float32 ``[T - 1, vocab_size]``. Nothing else
+        may run meanwhile."""
         block_size = self._cache.block_size
         blocks = np.arange(cdiv(len(window), block_size), dtype=np.int32)
         chunks = Chunks()
         chunks.add(np.asarray(window, dtype=np.int32), 0, 0, blocks, len(window))
         alone = ChunkGroup(prefix_block_ids=blocks[:0], prefix_length=0, num_chunks=1)
-        logits = self._model.logits(self._runner.forward(build_token_batch(chunks, [alone], block_size)))[:-1]
-        chosen: list[float] = logits.log_softmax(dim=-1)[range(len(logits)), list(window[1:])].tolist()
-        return chosen
+        hidden = self._runner.forward(build_token_batch(chunks, [alone], block_size))
+        return self._model.logits(hidden)[:-1].log_softmax(dim=-1)
 
 
 def texts() -> dict[str, str]:
@@ -79,23 +99,39 @@ def _docstrings(module: Any) -> str:
     return "\n".join(inspect.getdoc(member) or "" for member in members if callable(member))
 
 
-def perplexities(
-    model: Path, dtype: str, windows: Mapping[str, Sequence[Sequence[int]]], num_threads: int
-) -> dict[str, float]:
-    """By text, the perplexity of its windows, each from its second token on.
+def compare_texts(
+    model: Path, dtypes: Sequence[str], windows: Mapping[str, Sequence[Sequence[int]]], num_threads: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """By number format and text: the perplexity of its windows, each from its second token on; the mean divergence
+    (Kullback-Leibler) of a format's next tokens from float32's; and how many of float32's most likely tokens it has.
 
     Args:
         model: checkpoint folder.
-        dtype: number format of the computation.
+        dtypes: number formats of the computation besides float32.
         windows: token ids, by text.
         num_threads: of the engine.
     """
-    config = EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=2**28, num_threads=num_threads)
-    engine = ScoringEngine.load(model, config)
-    return {
-        text: math.exp(-mean(logprob for window in found for logprob in engine.token_logprobs(window)))
-        for text, found in windows.items()
-    }
+
+    def load(dtype: str) -> ScoringEngine:
+        config = EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=2**28, num_threads=num_threads)
+        return ScoringEngine.load(model, config)
+
+    exact_engine = load("float32")
+    found: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
+    for dtype, engine in {"float32": exact_engine, **{dtype: load(dtype) for dtype in dtypes}}.items():
+        for text, of_text in windows.items():
+            losses, divergences, is_same = list[float](), list[float](), list[float]()
+            for window in of_text:
+                exact, logprobs = exact_engine.logprobs(window), engine.logprobs(window)
+                losses.append(-float(logprobs[range(len(window) - 1), list(window[1:])].mean()))
+                divergences.append(float((exact.exp() * (exact - logprobs)).sum(dim=-1).mean()))
+                is_same.append(float((exact.argmax(dim=-1) == logprobs.argmax(dim=-1)).float().mean()))
+            found[dtype][text] = {
+                "perplexity": math.exp(mean(losses)),
+                "divergence": mean(divergences),
+                "same_tokens": mean(is_same),
+            }
+    return found
 
 
 def take_windows(token_ids: Sequence[int], num_windows: int, num_tokens: int) -> list[list[int]]:
@@ -190,8 +226,8 @@ def main(command_line: Sequence[str] | None = None) -> int:
         token_ids = {name: tokenizer.encode(text, add_special_tokens=False).ids for name, text in texts().items()}
         passages = take_windows(token_ids["Python's reference"], arguments.rows, arguments.row_tokens)
         questions = [
-            tokenizer.encode(f"\n\nQuestion: {question}\nAnswer:", add_special_tokens=False).ids
-            for question in QUESTIONS
+            tokenizer.encode(form.format(question), add_special_tokens=False).ids
+            for question, form in zip(QUESTIONS, cycle(FORMS), strict=False)
         ]
         works = {
             "answers": Work(token_ids=passages, num_output_tokens=arguments.tokens),
@@ -206,16 +242,13 @@ def main(command_line: Sequence[str] | None = None) -> int:
         }
         with tempfile.TemporaryDirectory(prefix="batchloom-bench-") as logs, torch.inference_mode():
             engines = compare(arguments, model, works, Path(logs))
-            found = {
-                dtype: perplexities(model, dtype, windows, arguments.threads)
-                for dtype in ("float32", "bfloat16", "int8")
-            }
+            found = compare_texts(model, ("bfloat16", "int8"), windows, arguments.threads)
     except (BatchloomError, PeerError) as error:
         print(f"benchmarks.agreement: {error}", file=sys.stderr)
         return 1
     report(
         "agreement", command_line, arguments.out, machine=describe_machine(), model=model.name, engines=engines,
-        perplexity=found,
+        texts=found,
     )  # fmt: skip
     return 0
 

@@ -27,10 +27,15 @@ def test_it_counts_what_float32_would_have_said(
     assert found["same_answers"] <= found["same_first_tokens"] <= 6
     assert (found["same_tokens"] == 30) == (found["mean_gap"] == 0) == (found["same_answers"] == 6)
     assert found["same_tokens"] >= 15  # random answers would have hardly any
-    assert found["num_labels"] == 24
-    assert found["same_labels"] >= 20  # random labels would have half of them
+    assert found["num_labels"] == 72
+    assert found["same_labels"] >= 60  # random labels would have half of them
     assert 0 < found["mean_probability_error"] < 0.1
-    exact = result["perplexity"]["float32"]
+    exact, rounded, in_bytes = (result["texts"][dtype] for dtype in ("float32", "bfloat16", "int8"))
     assert len(exact) == 5
-    assert result["perplexity"]["bfloat16"] == pytest.approx(exact, rel=0.02)
-    assert result["perplexity"]["int8"] == pytest.approx(exact, rel=0.1)
+    for name, text in exact.items():
+        assert text["divergence"] == 0
+        assert text["same_tokens"] == 1
+        assert rounded[name]["perplexity"] == pytest.approx(text["perplexity"], rel=0.02)
+        assert in_bytes[name]["perplexity"] == pytest.approx(text["perplexity"], rel=0.1)
+        assert 0 < rounded[name]["divergence"] < in_bytes[name]["divergence"] < 0.1
+        assert rounded[name]["same_tokens"] <= 1
