@@ -18,7 +18,7 @@ from engine.errors import ArtifactError, DatabaseError, ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.command.run_flow import prepare_console, run_flow
 from flows.explain_page import publish_forecast
-from flows.prediction import read_and_plan
+from flows.foresight import read_and_plan
 from flows.settings import Attachments, EngineSettings, PlanSettings, find_attachments
 from flows.workload_run import find_source, load_workloads
 from tasks.database.connection import connect, restrict_sql

@@ -1,42 +1,18 @@
-"""Nights with a deadline: loads a model only if there is time, and submits partitions one by one."""
+"""Nights with a deadline submit their partitions one by one."""
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect.futures import PrefectFutureList
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from tasks.forecast.load_time import forecast_load
 from tasks.infer import infer
 from tasks.nights.pace import Pace
 
-if TYPE_CHECKING:
-    from flows.workload_run import Night
-
-LOGGER = logging.getLogger("batchloom")
-
 Futures = PrefectFutureList[Any]
-
-
-def find_load_seconds(night: "Night", deadline: float, title: str) -> float | None:
-    """Seconds until the first step of the night's engines, 0 if they are loaded; None if the deadline comes first.
-
-    Args:
-        night: the engines and the model that they load.
-        deadline: Unix time.
-        title: of the run, for the log.
-    """
-    if night.workers.are_loaded:
-        return 0.0
-    seconds = forecast_load(night.source, night.engine)
-    if time.time() + seconds < deadline:
-        return seconds
-    LOGGER.warning("%s: not begun before the deadline, since its model takes %.0f s to load", title, seconds)
-    return None
 
 
 def submit_in_time(

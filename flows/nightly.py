@@ -15,8 +15,8 @@ from engine.device.placement import check_device
 from engine.errors import ConfigError
 from flows.command.run_flow import prepare_console, run_flow
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
-from flows.workers import Workers
-from flows.workload_run import Night, answer_workload, find_source, hold_night, load_workloads
+from flows.workers import Night, Workers
+from flows.workload_run import answer_workload, find_source, hold_night, load_workloads
 from tasks.publish import check_target, publish_night
 from tasks.runs.infer_job import FailurePolicy
 from tasks.runs.run import isolation_mark

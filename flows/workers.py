@@ -1,10 +1,11 @@
 """Infers the partitions of a plan on the engine of this process, several engines of this host, or a Ray cluster."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prefect import unmapped
@@ -16,26 +17,21 @@ from engine.config import EngineConfig
 from flows.settings import WorkerSettings
 from tasks.infer import infer
 from tasks.partitions.engine_host import PROCESS_HOST
-from tasks.runs.infer_job import InferJob
+from tasks.runs.infer_job import FailurePolicy, InferJob, JobMember
 from tasks.runs.progress import PlannedWork, watch_progress
-from tasks.runs.run import Run
 from tasks.runs.run_summary import artifact_key
+from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
-from tasks.storage.plan_file import PlanSummary
 from tasks.workers.engine_team import EngineTeam, lay_out_workers
 
 if TYPE_CHECKING:
     from flows.ray_cluster import RayCluster
-    from flows.workload_run import Night
     from tasks.nights.pace import Pace
     from tasks.workers.worker_pool import WorkerPool
 
 LOGGER = logging.getLogger("batchloom")
 
 Futures = PrefectFutureList[Any]
-
-FEWEST_TOKENS_TO_PREDICT = 50_000
-"""Prompt tokens to compute below which a plan is not predicted: computing them is faster than measuring the device."""
 
 
 class Workers:
@@ -133,47 +129,39 @@ class Workers:
                 yield threads.map(infer, {"partition": order, **same})
 
 
-def infer_plan(
-    night: "Night", job: InferJob, summary: PlanSummary, runs: Sequence[Run], num_answer_tokens: float
-) -> list[ArtifactRef] | None:
-    """Predict a long plan, then infer its partitions; returns their parts, or None if the model cannot load in time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """What all workloads of a night share: the source of rows, the engines, and when a run fails. No step of the engine
+    begins after `deadline` (Unix time; None for none). For `keeps_base` see `Engine.load`."""
 
-    Args:
-        job, summary: what all partitions have in common, and their plan in numbers.
-        runs: those with rows in the plan.
-        num_answer_tokens: expected length of an answer.
-    """
-    load_seconds, pace = 0.0, None
-    if night.deadline is not None:
-        from flows.in_time import find_load_seconds  # imported only when needed
+    source: Source
+    engine: EngineConfig
+    failures: FailurePolicy
+    workers: Workers
+    deadline: float | None = None
+    keeps_base: bool = False
 
-        if (found := find_load_seconds(night, night.deadline, job.title)) is None:
-            return None
-        load_seconds = found
-    is_short = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
-    if summary.num_rows and not is_short and night.source.method != "none":
-        from flows.prediction import predict_night  # imported only when needed
+    @property
+    def num_engines(self) -> int:
+        """How many compute side by side. See `Workers.team`, which imports torch and joins a Ray cluster."""
+        return self.workers.team(self.engine).num_engines
 
-        pace = predict_night(night, runs, job, summary, load_seconds)
-    work = PlannedWork(
-        num_rows=summary.num_rows,
-        num_prompt_tokens=summary.sharing.num_processed_tokens,
-        answer_tokens=num_answer_tokens - 1,  # decode steps: prefill gives the first token
-    )
-    with measure_all(runs, "infer"):
-        parts = night.workers.infer_partitions(job, summary.dispatch_order, work, pace)
-    if pace is not None:
-        for run in runs:
-            pace.note(run)
-    return parts
-
-
-def measure_all(runs: Iterable[Run], stage: str) -> ExitStack:
-    """`Run.measure` of all runs at once."""
-    stack = ExitStack()
-    for run in runs:
-        stack.enter_context(run.measure(stage))
-    return stack
+    def make_job(self, plan: ArtifactRef, *members: JobMember) -> InferJob:
+        """What each worker needs to infer partitions of the plan. See `InferJob`."""
+        source, url = self.source, self.workers.settings.exchange
+        local_model = Path(source.model).expanduser()
+        return InferJob(
+            members=members,
+            plan=plan,
+            checkpoint=str(source.checkpoint),
+            model_digest=source.model_digest,
+            engine=self.engine,
+            failures=self.failures,
+            exchange=f"{url.rstrip('/')}/{members[0].run_folder.name}" if url else "",
+            model=str(local_model.absolute()) if local_model.exists() else source.model,
+            deadline=self.deadline,
+            keeps_base=self.keeps_base,
+        )
 
 
 def start_bar(workload: str, num_rows: int) -> Callable[[int], None]:

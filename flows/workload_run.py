@@ -1,9 +1,9 @@
 """One workload from table to table: read, tokenize, plan, infer, write."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -13,7 +13,7 @@ from engine.limits import check_weights
 from engine.model.loading.checkpoint import checkpoint_digest, is_plain, read_json, resolve_checkpoint
 from flows.report import report_run
 from flows.settings import PlanSettings
-from flows.workers import Workers, infer_plan
+from flows.workers import Night
 from tasks.database.connection import connect
 from tasks.partitions.attempt import ENDED
 from tasks.partitions.part import count_reasons
@@ -23,17 +23,21 @@ from tasks.prompts.text_codec import check_tokenizer
 from tasks.prompts.thinking import check_thinking
 from tasks.read import ReadResult, read, read_answer_length
 from tasks.recover import prune_cache, recover_runs, stop_run
-from tasks.runs.infer_job import FailurePolicy, InferJob, JobMember
+from tasks.runs.infer_job import InferJob, JobMember
+from tasks.runs.progress import PlannedWork
 from tasks.runs.run import Run, hold_database, isolation_mark, protect_result_storage
 from tasks.runs.run_summary import RunSummary
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef, runs_folder
-from tasks.storage.plan_file import read_plan_summary
+from tasks.storage.plan_file import PlanSummary, read_plan_summary
 from tasks.tokenize import check_room, read_max_model_len, tokenize
 from tasks.workloads.workload import Workload, load_workload
 from tasks.write import write
 
 LOGGER = logging.getLogger("batchloom")
+
+FEWEST_TOKENS_TO_PREDICT = 50_000
+"""Prompt tokens to compute below which a plan is not predicted: computing them is faster than measuring the device."""
 
 
 def find_source(
@@ -102,41 +106,6 @@ def hold_night(database: Path, lock_timeout_seconds: float, *, is_written: bool 
         if (runs_folder(database) / "cache").exists():
             prune_cache(database)
         yield
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Night:
-    """What all workloads of a night share: the source of rows, the engines, and when a run fails. No step of the engine
-    begins after `deadline` (Unix time; None for none). For `keeps_base` see `Engine.load`."""
-
-    source: Source
-    engine: EngineConfig
-    failures: FailurePolicy
-    workers: Workers
-    deadline: float | None = None
-    keeps_base: bool = False
-
-    @property
-    def num_engines(self) -> int:
-        """How many compute side by side. See `Workers.team`, which imports torch and joins a Ray cluster."""
-        return self.workers.team(self.engine).num_engines
-
-    def make_job(self, plan: ArtifactRef, *members: JobMember) -> InferJob:
-        """What each worker needs to infer partitions of the plan. See `InferJob`."""
-        source, url = self.source, self.workers.settings.exchange
-        local_model = Path(source.model).expanduser()
-        return InferJob(
-            members=members,
-            plan=plan,
-            checkpoint=str(source.checkpoint),
-            model_digest=source.model_digest,
-            engine=self.engine,
-            failures=self.failures,
-            exchange=f"{url.rstrip('/')}/{members[0].run_folder.name}" if url else "",
-            model=str(local_model.absolute()) if local_model.exists() else source.model,
-            deadline=self.deadline,
-            keeps_base=self.keeps_base,
-        )
 
 
 def answer_workload(night: Night, workload: Workload) -> RunSummary:
@@ -222,6 +191,49 @@ def infer_rows(night: Night, workload: Workload, run: Run, plan: ArtifactRef, *,
     member = JobMember(run_folder=run.folder, workload=workload, expected_output_tokens=answer.expected_output_tokens)
     parts = infer_plan(night, night.make_job(plan, member), summary, [run], answer.num_tokens)
     return summary.num_rows if parts is None else count_left(night, workload, parts, summary.num_rows, is_whole)
+
+
+def infer_plan(
+    night: Night, job: InferJob, summary: PlanSummary, runs: Sequence[Run], num_answer_tokens: float
+) -> list[ArtifactRef] | None:
+    """Predict a long plan, then infer its partitions; returns their parts, or None if the model cannot load in time.
+
+    Args:
+        job, summary: what all partitions have in common, and their plan in numbers.
+        runs: those with rows in the plan.
+        num_answer_tokens: expected length of an answer.
+    """
+    load_seconds, pace = 0.0, None
+    if night.deadline is not None:
+        from flows.prediction import find_load_seconds  # imported only when needed
+
+        if (found := find_load_seconds(night, night.deadline, job.title)) is None:
+            return None
+        load_seconds = found
+    is_short = night.deadline is None and summary.sharing.num_processed_tokens < FEWEST_TOKENS_TO_PREDICT
+    if summary.num_rows and not is_short and night.source.method != "none":
+        from flows.prediction import predict_night  # imported only when needed
+
+        pace = predict_night(night, runs, job, summary, load_seconds)
+    work = PlannedWork(
+        num_rows=summary.num_rows,
+        num_prompt_tokens=summary.sharing.num_processed_tokens,
+        answer_tokens=num_answer_tokens - 1,  # decode steps: prefill gives the first token
+    )
+    with measure_all(runs, "infer"):
+        parts = night.workers.infer_partitions(job, summary.dispatch_order, work, pace)
+    if pace is not None:
+        for run in runs:
+            pace.note(run)
+    return parts
+
+
+def measure_all(runs: Iterable[Run], stage: str) -> ExitStack:
+    """`Run.measure` of all runs at once."""
+    stack = ExitStack()
+    for run in runs:
+        stack.enter_context(run.measure(stage))
+    return stack
 
 
 def count_left(night: Night, workload: Workload, parts: list[ArtifactRef], num_rows: int, is_whole: bool = True) -> int:

@@ -17,8 +17,8 @@ from flows.command.run_flow import prepare_console
 from flows.nights.check import find_problems
 from flows.nights.night_file import NightPlan, load_night
 from flows.nights.together import answer_together
-from flows.workers import Workers
-from flows.workload_run import Night, answer_workload, find_source, hold_night
+from flows.workers import Night, Workers
+from flows.workload_run import answer_workload, find_source, hold_night
 from tasks.cascades.certificate import certify
 from tasks.cascades.row_choice import RowChoice
 from tasks.forecast.load_time import forecast_load
@@ -130,7 +130,7 @@ class NightRun:
         first = [step for step in plan.steps if not step.after]
         if self._deadline is None or len({step.model for step in first}) == 1:
             return
-        from flows.prediction import foresee  # imported only when needed
+        from flows.foresight import foresee  # imported only when needed
 
         for step in first:
             night = self._use(step.model)

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from engine.errors import DatabaseError, FailureRateError
-from flows.workers import infer_plan, measure_all
+from flows.workers import Night
 from flows.workload_run import (
-    Night,
     begin_run,
     count_left,
     end_run,
+    infer_plan,
     infer_rows,
+    measure_all,
     plan_rows,
     read_rows,
     tokenize_rows,

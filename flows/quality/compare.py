@@ -17,13 +17,13 @@ from pydantic import Field
 from engine.device.placement import check_device
 from engine.errors import ConfigError, DatabaseError
 from flows.command.run_flow import prepare_console, run_flow
+from flows.foresight import forecast_rows, read_and_plan
 from flows.nights.together import infer_together
-from flows.prediction import forecast_rows, read_and_plan
 from flows.quality.comparison_page import render_comparison
 from flows.settings import Attachments, EngineSettings, PlanSettings, WorkerSettings, find_attachments
 from flows.text_page import ARTIFACT_COLUMNS, publish_page
-from flows.workers import Workers
-from flows.workload_run import Night, begin_run, find_source, hold_night, tokenize_rows
+from flows.workers import Night, Workers
+from flows.workload_run import begin_run, find_source, hold_night, tokenize_rows
 from tasks.comparison.difference import PromptDiff, check_gold, compare_with_gold, measure_agreement
 from tasks.comparison.paired_rows import PairedRow, check_comparable, list_changed
 from tasks.forecast.sampled import AnsweredSample

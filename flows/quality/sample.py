@@ -3,10 +3,11 @@
 import logging
 from contextlib import ExitStack
 
-from flows.prediction import forecast_rows, read_and_plan
+from flows.foresight import forecast_rows, read_and_plan
 from flows.quality.sample_page import render_sample
 from flows.text_page import ARTIFACT_COLUMNS, publish_page
-from flows.workload_run import Night, begin_run, end_run, infer_rows, plan_rows, tokenize_rows, write_rows
+from flows.workers import Night
+from flows.workload_run import begin_run, end_run, infer_rows, plan_rows, tokenize_rows, write_rows
 from tasks.forecast.sampled import AnsweredSample
 from tasks.layouts.settle import settle_layouts
 from tasks.recover import discard, stop_run

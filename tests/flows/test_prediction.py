@@ -10,10 +10,11 @@ from prefect import flow
 from engine.config import EngineConfig
 from engine.planning.plan import SharingStats
 from engine.simulation.simulation import SimulationSummary
-from flows.prediction import foresee, predict_night
+from flows.foresight import foresee
+from flows.prediction import predict_night
 from flows.settings import EngineSettings, PlanSettings, WorkerSettings
-from flows.workers import FEWEST_TOKENS_TO_PREDICT, Workers
-from flows.workload_run import Night, find_source
+from flows.workers import Night, Workers
+from flows.workload_run import FEWEST_TOKENS_TO_PREDICT, find_source
 from tasks.forecast.prediction import hand_out, predict, predict_run, spread
 from tasks.nights.allotment import Portion
 from tasks.report import write_report
@@ -201,7 +202,7 @@ def test_time_is_reserved_for_the_engines_that_have_work(nights: Any, monkeypatc
         found.append(predict_run(*given))
         return found[-1]
 
-    monkeypatch.setattr("flows.prediction.predict_run", watch)
+    monkeypatch.setattr("flows.foresight.predict_run", watch)
     (portion,) = foresee_with(nights, "ranking", workers=2)
     assert portion.seconds == pytest.approx(found[0]["step_seconds"]) == pytest.approx(found[0]["elapsed_seconds"])
 

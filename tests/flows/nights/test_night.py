@@ -19,7 +19,7 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.sorting import FlowRunSort
 
 from engine.errors import ConfigError, NightError
-from flows import in_time, prediction
+from flows import foresight, prediction
 from flows.cli import batchloom
 from flows.command.run_flow import run_flow
 from flows.nights.night import night
@@ -234,7 +234,7 @@ def test_a_model_is_loaded_when_it_has_rows_and_time(
     assert forecast["snippets"] > 0 == forecast["replies"]
 
     loads.clear()
-    monkeypatch.setattr(in_time, "forecast_load", lambda *_: 4000.0)
+    monkeypatch.setattr(prediction, "forecast_load", lambda *_: 4000.0)
     nights.sql("insert into snippet_requests values ('d1', 'q9')")
     (summary,) = night(file=file, budget="1h")
     assert (summary.status, summary.num_ok, summary.num_unanswered, loads) == ("deadline", 0, 1, [])
@@ -465,10 +465,7 @@ def test_what_fits_is_chosen_over_all_models_before_the_night(
     more = LARGE.replace('after = "snippets"\n', "").replace("ranking", "replies.toml")
     sql = "select doc_id || '-' || range as doc_id, query_id, '' as snippet from snippet_requests, range(3)"
     file = write_night(night=text, sql=sql, more=more.format(large=tiny_checkpoint("qwen2")), partition_tokens=300)
-    predict_run, foreseen = prediction.predict_run, {"elapsed_seconds": 3000.0}
-    monkeypatch.setattr(  # before the night, it is called for its result, not for its state
-        prediction, "predict_run", lambda *given, **how: predict_run(*given, **how) if how else foreseen
-    )
+    monkeypatch.setattr(foresight, "predict_run", lambda *_: {"elapsed_seconds": 3000.0})
     monkeypatch.setattr("flows.nights.night.forecast_load", lambda *_: 0.0)
     calls, has_time = count(), StopRequest.has_time
     monkeypatch.setattr(StopRequest, "has_time", lambda stop, seconds: has_time(stop, seconds if next(calls) else 1e9))
