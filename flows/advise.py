@@ -11,7 +11,7 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.errors import BatchloomError, ConfigError
-from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading.hub import resolve_head
 from flows.command.run_flow import plain_log
 from flows.nights.night_file import load_night
 from flows.settings import Attachments, PlanSettings, find_attachments
@@ -53,7 +53,7 @@ def _describe(
 ) -> Source:
     with connect(database, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS):
         pass  # a wrong path fails here
-    return replace(describe_source(resolve_checkpoint(model), database, model, engine, planning, attach), full=True)
+    return replace(describe_source(resolve_head(model), database, model, engine, planning, attach), full=True)
 
 
 def _is_night(name: str) -> bool:

@@ -25,7 +25,7 @@ from tasks.database.connection import connect, restrict_sql
 from tasks.database.schema import check_requests
 from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
-from tasks.forecast.hardware import Hardware, choose_hardware
+from tasks.forecast.hardware import Hardware, check_hardware, choose_hardware
 from tasks.layouts.settle import settle_layouts
 from tasks.recover import prune_cache
 from tasks.runs.run import Run, make_runs_folder
@@ -84,10 +84,12 @@ def explain(
     prune_cache(database)
     config, named = engine.to_config(), None if device.lower() == "auto" else device
     is_here = named is None or named.lower() in ("cpu", "cuda")
+    if named is not None:
+        check_hardware(named)  # before a model is fetched
     if is_here:
         config = config if named is None else replace(config, device=named.lower())
         if config.device.startswith("cuda"):
-            check_device(config.device)  # before a model is fetched
+            check_device(config.device)
     checkpoint = resolve_checkpoint(model)
     if is_encoder(checkpoint):
         raise ModelError(f"model {model!r} is an encoder, whose nights have neither prefixes nor KV to explain")

@@ -86,6 +86,12 @@ class Hardware:
         return summarize_steps(steps)
 
 
+def check_hardware(name: str) -> None:
+    """`ConfigError` if no device of `choose_hardware` is called so."""
+    if name.lower() not in (*DEVICES, *_MEASURED):
+        raise ConfigError(f"no device {name!r}; there are {', '.join((*DEVICES, *_MEASURED))}")
+
+
 def choose_hardware(checkpoint: Path, team: EngineTeam, name: str | None = None) -> Hardware:
     """The device called `name`, with the model of a checkpoint folder on it.
 
@@ -100,8 +106,7 @@ def choose_hardware(checkpoint: Path, team: EngineTeam, name: str | None = None)
     config = team.engine
     if name is None:
         name = config.device.partition(":")[0]
-    if name.lower() not in (*DEVICES, *_MEASURED):
-        raise ConfigError(f"no device {name!r}; there are {', '.join((*DEVICES, *_MEASURED))}")
+    check_hardware(name)
     kind, values = name.lower(), read_json(checkpoint / "config.json")
     if kind in DEVICES:
         device = DEVICES[kind]

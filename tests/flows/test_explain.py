@@ -324,7 +324,9 @@ def test_what_cannot_be_explained_is_refused(nights: Any, tmp_path: Path) -> Non
         run_explain(nights, device="a100", engine=EngineSettings(dtype="fp8"))
     with pytest.raises(ConfigError, match="no device 'gpu'; there are a100, h100"):
         run_explain(nights, device="auto", engine=EngineSettings(device="gpu"))
-    with pytest.raises(ConfigError, match="device 'cuda:99': torch finds"):  # before a model is fetched
+    with pytest.raises(ConfigError, match="no device 'h900'"):  # before a model is fetched
+        explain(nights.path, "org/not-here", device="h900")
+    with pytest.raises(ConfigError, match="device 'cuda:99': torch finds"):
         explain(nights.path, "org/not-here", engine=EngineSettings(device="cuda:99"))
     assert not (runs_folder(nights.path) / "cache").exists(), "no rows were read"
     with pytest.raises(CapacityError, match="a KV budget of 24576 bytes holds no request: one block of 32 tokens"):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import huggingface_hub
 import pytest
 
 from flows.cli import batchloom
@@ -199,6 +200,20 @@ def test_advice_on_one_workload(nights: Any, write_night: Any, capsys: pytest.Ca
     assert "its layout is right as it is" in capsys.readouterr().out
     assert batchloom(["advise", str(nights.path.parent / "kind.toml")]) == 1
     assert "needs --database and --model" in capsys.readouterr().err
+
+
+def test_advice_fetches_no_weights(nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+
+    def download(model: str, revision: str | None, allow_patterns: list[str]) -> str:
+        assert (model, revision) == ("me/tiny", None)
+        asked.extend(allow_patterns)
+        return str(nights.model)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert batchloom(["advise", "snippets", "--database", str(nights.path), "--model", "me/tiny"]) == 0
+    assert "config.json" in asked
+    assert "*.safetensors" not in asked
 
 
 @pytest.mark.parametrize(
