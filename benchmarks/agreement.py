@@ -116,21 +116,24 @@ def compare_texts(
         config = EngineConfig(dtype=dtype, device="cpu", kv_memory_bytes=2**28, num_threads=num_threads)
         return ScoringEngine.load(model, config)
 
-    exact_engine = load("float32")
+    engines = {dtype: load(dtype) for dtype in ("float32", *dtypes)}
     found: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
-    for dtype, engine in {"float32": exact_engine, **{dtype: load(dtype) for dtype in dtypes}}.items():
-        for text, of_text in windows.items():
-            losses, divergences, is_same = list[float](), list[float](), list[float]()
-            for window in of_text:
-                exact, logprobs = exact_engine.logprobs(window), engine.logprobs(window)
-                losses.append(-float(logprobs[range(len(window) - 1), list(window[1:])].mean()))
-                divergences.append(float((exact.exp() * (exact - logprobs)).sum(dim=-1).mean()))
-                is_same.append(float((exact.argmax(dim=-1) == logprobs.argmax(dim=-1)).float().mean()))
-            found[dtype][text] = {
-                "perplexity": math.exp(mean(losses)),
-                "divergence": mean(divergences),
-                "same_tokens": mean(is_same),
-            }
+    for text, of_text in windows.items():
+        figures = defaultdict[str, list[dict[str, float]]](list)
+        for window in of_text:
+            exact = engines["float32"].logprobs(window)
+            for dtype, engine in engines.items():
+                logprobs = exact if dtype == "float32" else engine.logprobs(window)
+                figures[dtype].append(
+                    {
+                        "loss": -float(logprobs[range(len(window) - 1), list(window[1:])].mean()),
+                        "divergence": float((exact.exp() * (exact - logprobs)).sum(dim=-1).mean()),
+                        "same_tokens": float((exact.argmax(dim=-1) == logprobs.argmax(dim=-1)).float().mean()),
+                    }
+                )
+        for dtype, of_windows in figures.items():
+            means = {name: mean(each[name] for each in of_windows) for name in of_windows[0]}
+            found[dtype][text] = {"perplexity": math.exp(means.pop("loss")), **means}
     return found
 
 

@@ -84,12 +84,10 @@ def explain(
     prune_cache(database)
     config, named = engine.to_config(), None if device.lower() == "auto" else device
     is_here = named is None or named.lower() in ("cpu", "cuda")
-    if named is not None:
-        check_hardware(named)  # before a model is fetched
+    check_hardware(named or config.device.partition(":")[0])  # before a model is fetched
     if is_here:
         config = config if named is None else replace(config, device=named.lower())
-        if config.device.startswith("cuda"):
-            check_device(config.device)
+        check_device(config.device)
     checkpoint = resolve_checkpoint(model)
     if is_encoder(checkpoint):
         raise ModelError(f"model {model!r} is an encoder, whose nights have neither prefixes nor KV to explain")

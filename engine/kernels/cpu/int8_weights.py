@@ -162,11 +162,11 @@ def channel_factors(weight: torch.Tensor, energy: torch.Tensor, norm: torch.Tens
         weight: ``[columns, depth]``.
         energy: float64 ``[depth]``, mean square of each input channel, without the weights of `norm` in front of it.
     """
-    sizes = sum(piece.double().square().sum(dim=0) for piece in torch.split(weight, _COLUMNS_AT_ONCE))
-    assert isinstance(sizes, torch.Tensor), "there are columns"
+    pieces = torch.split(weight, _COLUMNS_AT_ONCE)
+    sizes = torch.stack([piece.double().square().sum(dim=0) for piece in pieces]).sum(dim=0)
     if norm is not None:
         sizes = sizes * norm.double().square()
-    ratios = sizes.clamp_min(1e-30) / energy.clamp_min(_SMALLEST_SHARE * float(energy.mean())).clamp_min(1e-30)
+    ratios = sizes.clamp_min(1e-30) / energy.clamp_min(max(_SMALLEST_SHARE * float(energy.mean()), 1e-30))
     ratios = ratios / ratios.log2().mean().exp2()
     return ((ratios.log2() * 2).round() / 8).exp2().float()
 

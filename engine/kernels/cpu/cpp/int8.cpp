@@ -2,14 +2,13 @@
 //
 // Compiled when a machine first computes a model in int8, see engine/kernels/cpu/native_build.py.
 
-#include <vector>
-
 #include "draw.h"
 #include "layer.h"
 #include "int8/quad_elementwise.h"
 #include "int8/quad_rounding.h"
 
-// Layers in int8. The weights of norms are folded into the products; a norm has the factors of engine/kernels/cpu/int8_weights.py.
+// Layers in int8. The weights of norms are folded into the products; a norm multiplies by the factors of input channels
+// (engine/kernels/cpu/int8_weights.py).
 struct QuadFormat {
   typedef bf16 Row;
   typedef LayerStep<bf16> Step;
@@ -55,10 +54,10 @@ extern "C" void take_columns_int8(const QuadWeights* weights, const float* facto
 #pragma omp parallel for
     for (int64_t i = 0; i < num_ids; i++) {
       const int8_t* from = weights->panels + ids[i] / PANEL * panel_bytes + ids[i] % PANEL * 4;
-      std::vector<float> spread(depth), column(depth);
+      float* column = row_buffer(depth);
       for (int64_t k = 0; k < depth; k++)
-        spread[k] = float(from[k / 4 * 4 * PANEL + k % 4]) * weights->scales[ids[i]];
-      spread_groups<group>([&](int64_t k) { return load_lanes(spread.data() + k); }, column.data(), depth);
+        column[k] = float(from[k / 4 * 4 * PANEL + k % 4]) * weights->scales[ids[i]];
+      spread_groups<group>([=](int64_t k) { return load_lanes(column + k); }, column, depth);
       for (int64_t k = 0; k < depth; k++) store(out[i * depth + k], column[k] * factors[k]);
     }
   });

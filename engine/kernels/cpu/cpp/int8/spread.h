@@ -28,7 +28,8 @@ inline Lanes spread_pairs(Lanes x) {
 #endif
 }
 
-// Transforms the 16 N neighbours from `first` on. values(i): the 16 from i on. Returns the larger of `most` and the magnitudes.
+// Transforms the 16 N neighbours from `first` on. values(i): the 16 from i on, read before any result is stored. Returns the
+// larger of `most` and the magnitudes.
 template <int N, typename Values>
 inline Lanes spread_vectors(const Values& values, int64_t first, float* to, Lanes most) {
   Lanes lanes[N];
