@@ -34,13 +34,8 @@ class OutputLayer(Protocol):
 class AttentionBackend(Protocol):
     """Attention over paged KV for one model on one device: `prepare` once per step, then write and attend per layer.
 
-    Backends on a CPU inherit `has_final_norm`, and the methods with a body.
-
-    Attributes:
-        has_final_norm: whether its layers also compute the model's final norm (`LayerWeights.final_norm`).
+    Backends on a CPU inherit the methods with a body.
     """
-
-    has_final_norm: bool = False
 
     @property
     def name(self) -> str:

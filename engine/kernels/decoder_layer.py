@@ -46,7 +46,7 @@ class LayerWeights:
         qkv: query, key and value heads concatenated.
         gate, up: ``[intermediate, hidden]``.
         q_norm, k_norm: ``[head_dim]``; None: heads are not normed.
-        final_norm: ``[hidden]``, in the last layer only, if the backend's layers compute it (`has_final_norm`).
+        final_norm: ``[hidden]``, of the model, in the last of plain layers; None: the layers do not compute it.
         all_reduce: sums the results of `output` and `down` over the ranks of a sharded model, in place; None: one rank.
     """
 

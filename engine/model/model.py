@@ -75,6 +75,7 @@ class Model:
         self.num_q_heads = int(config.num_attention_heads)
         self.kv_shape = kv_shape_of(config, kv_dtype or self.dtype)
         self.has_plain_layers = is_plain(self.settings)
+        self._norm: Any = getattr(self.base, "norm", None)
         self.max_positions = int(config.max_position_embeddings)
         self.finish_logits: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.read_layer: Callable[[Any, int], LayerWeights] = read_weights
@@ -130,9 +131,6 @@ class Model:
         """Replaces the model's layers and output layer by those of the backend, if it has any for this model;
         `ModelError` if a layer has a parameter that these do not compute with."""
         self.draw_tokens = backend.draw_tokens
-        if self.has_own_layers and backend.has_final_norm:
-            read, norms = self.read_layer, {len(self.base.layers) - 1: self.base.norm.weight}
-            self.read_layer = lambda layer, index: replace(read(layer, index), final_norm=norms.get(index))
         layers = backend.make_layers(self._take_layers()) if self.has_own_layers else None
         head, self._head = self._head, None  # so that its memory is freed if the backend copies the weights
         output_layer = None if layers is None else backend.make_output_layer(head.weight, head.bias)
@@ -145,10 +143,7 @@ class Model:
         # A shallow copy, so that a model object of the caller keeps its own layers.
         self.base = copy.copy(self.base)
         self.base._modules = dict(self.base._modules)
-        self.base.layers = nn.ModuleList([self.join_layers(layers)])
-        if backend.has_final_norm:
-            self.base.norm = nn.Identity()
-        self.has_replaced_layers = True
+        self._join(layers)
         if output_layer is not None:
             self._output_layer, embedding = output_layer, self.base.embed_tokens
             if self._owns_weights and head.weight is embedding.weight and type(embedding) in (nn.Embedding, Embedding):
@@ -160,9 +155,22 @@ class Model:
         """The weights of each layer. If this model owns them, a layer is freed once the next one is asked for."""
         layers = self.base.layers
         for index, layer in enumerate(layers):
-            yield self.read_layer(layer, index)
+            yield self._read_layer(layer, index)
             if self._owns_weights:
                 layers[index] = nn.Identity()
+
+    def _read_layer(self, layer: Any, index: int) -> LayerWeights:
+        """The weights of a layer; the last of plain ones has the final norm."""
+        read = self.read_layer(layer, index)
+        is_last = index == self.kv_shape.num_layers - 1
+        return replace(read, final_norm=self._norm.weight) if self.has_plain_layers and is_last else read
+
+    def _join(self, layers: DecoderLayers) -> None:
+        """Puts the backend's layers in place of the model's."""
+        self.base.layers = nn.ModuleList([self.join_layers(layers)])
+        if self.has_plain_layers:
+            self.base.norm = nn.Identity()
+        self.has_replaced_layers = True
 
     @torch.inference_mode()
     def forward(

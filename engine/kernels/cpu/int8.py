@@ -71,8 +71,9 @@ class Int8Backend(NativeOperations, AttentionBackend):
             raise ModelError(f"dtype 'int8' has no sliding window, got one of {layer.scoring.window} positions")
         products, factors = self._packer.pack(layer)
         packed = fill_layer(_Int8Layer, self, layer, products)
-        norms = [*factors, *(None if norm is None else norm.float() for norm in (layer.q_norm, layer.k_norm))]
-        packed.attention_norm, packed.mlp_norm, packed.q_norm, packed.k_norm = map(address, norms)
+        others = layer.q_norm, layer.k_norm, layer.final_norm
+        norms = [*factors, *(None if norm is None else norm.float() for norm in others)]
+        packed.attention_norm, packed.mlp_norm, packed.q_norm, packed.k_norm, packed.final_norm = map(address, norms)
         packed.kept = norms, *packed.kept
         return packed
 

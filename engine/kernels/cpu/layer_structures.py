@@ -94,7 +94,7 @@ class PackedLayer(ctypes.Structure):
         *zip(("hidden_size", "intermediate_size"), repeat(I64)),
         ("epsilon", FLOAT),
         *zip(("rotation", "table"), repeat(ctypes.c_int32)),
-        *zip(("branches", "attention_norm", "q_norm", "k_norm", "mlp_norm"), repeat(POINTER)),
+        *zip(("branches", "attention_norm", "q_norm", "k_norm", "mlp_norm", "final_norm"), repeat(POINTER)),
     )
     kept: tuple[object, ...]  # owners of the memory that the addresses point to
     operations: Sequence[int] = range(len(DECODER_LAYER))  # numbers of `Operation` in cpp/layer.h

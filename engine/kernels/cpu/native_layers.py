@@ -105,7 +105,7 @@ def fill_layer(kind: type[Layer], kernels: Any, weights: LayerWeights, products:
         weights: the layer in the checkpoint's layout.
         products: its packed weights in the order of PRODUCTS, each with its `structure`.
     """
-    norms = weights.attention_norm, weights.q_norm, weights.k_norm, weights.mlp_norm
+    norms = weights.attention_norm, weights.q_norm, weights.k_norm, weights.mlp_norm, weights.final_norm
     scoring, sizes = weights.scoring, (weights.gate.shape[1], weights.down.shape[1])
     packed = kind(
         *(kernels.structure, (scoring.scale, scoring.softcap, scoring.window, None), *sizes, weights.epsilon, 0, 0),

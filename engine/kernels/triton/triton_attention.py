@@ -40,7 +40,6 @@ class TritonAttention(AttentionBackend):
     """
 
     name: ClassVar[SharePolicy] = "fused"
-    has_final_norm = True
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ class AdaptedModel(Model):
             del self.base.layers  # beside the base, the device may have no room for both
             layers = backend.make_layers(self._take_layers())
             assert layers is not None, "the backend has made layers before"
-            self.base.layers = nn.ModuleList([self.join_layers(layers)])
+            self._join(layers)
         else:
             restore(self._replaced_weights)
             self._merge_stock_layers()
@@ -81,7 +81,7 @@ class AdaptedModel(Model):
     def _take_layers(self) -> Iterator[LayerWeights]:
         for index, layer in enumerate(self._layers):
             replaced = merge(layer, self._updates, f"{self._layers_name}.{index}.")
-            weights = self.read_layer(layer, index)
+            weights = self._read_layer(layer, index)
             restore(replaced)
             yield weights
             if self._owns_weights:

@@ -146,7 +146,8 @@ class QuantizedModel(Model):
         assert isinstance(backend, NativeBackend), "load_quantized has checked the backend"
         weights, base = self._weights, self.base
         self.draw_tokens = backend.draw_tokens
-        layers = [self._read_layer(layer, index) for index, layer in enumerate(base.layers)]
+        _read_unquantized(weights, base.norm, "norm", self.dtype)
+        layers = [self._read_packed(layer, index) for index, layer in enumerate(base.layers)]
         embedding = head = QuantizedWeight([weights.columns("embed_tokens")])
         if "lm_head" in weights:
             head = QuantizedWeight([weights.columns("lm_head")])
@@ -158,16 +159,14 @@ class QuantizedModel(Model):
         scale = getattr(base.embed_tokens, "scalar_embed_scale", None)  # Gemma
         scale = None if scale is None else torch.tensor(scale).to(self.dtype)
         base.embed_tokens = TiedEmbedding(PackedOutputLayer(backend, embedding), scale)
-        _read_unquantized(weights, base.norm, "norm", self.dtype)
-        base.layers = nn.ModuleList([self.join_layers(make_quantized_layers(backend, layers))])
-        self.has_replaced_layers = True
+        self._join(make_quantized_layers(backend, layers))
         products = [product for _, of_layer in layers for product in of_layer]
         self.weight_bytes = sum(weight.num_bytes for weight in {*products, embedding, head})
 
-    def _read_layer(self, layer: Any, index: int) -> QuantizedLayer:
+    def _read_packed(self, layer: Any, index: int) -> QuantizedLayer:
         """The weights of a layer on the meta device; raises `ModelError` if its sizes are not those of the file."""
         _read_unquantized(self._weights, layer, f"layers.{index}", self.dtype)
-        read = self.read_layer(layer, index)
+        read = self._read_layer(layer, index)
         biases = (read.qkv[1], read.output[1], getattr(read, "gate_bias", None), None)
         sizes = (read.qkv[0].shape, read.output[0].shape, (len(read.gate) + len(read.up), read.gate.shape[1]))
         parts = _read_products(self._weights, layer, f"layers.{index}")

@@ -21,6 +21,14 @@ struct QuadFormat {
   static void norm(const Step& s, const bf16* x, const float* factors, int64_t num_rows, int64_t size, float epsilon) {
     norm_to_bytes(x, factors, rows(s), num_rows, size, epsilon);
   }
+  static void norm_in_place(bf16* x, const float* weight, int64_t num_rows, int64_t size, float epsilon) {
+#pragma omp parallel for
+    for (int64_t row = 0; row < num_rows; row++) {
+      bf16* const to = x + row * size;
+      const float factor = inverse_rms(to, size, epsilon);
+      for (int64_t i = 0; i < size; i += 16) store_lanes(to + i, load_lanes(to + i) * factor * load_lanes(weight + i));
+    }
+  }
   static void project_normed(const Step& s, const Weights& w, bf16* out, int64_t num_rows, int64_t num_columns,
                              int64_t depth, const Gating& gating) {
     project(rows(s), w, nullptr, out, num_rows, num_columns, depth, gating.is_gated);

@@ -19,7 +19,7 @@ struct LayerWeights {
   int32_t rotation;  // index of the step's rotation
   int32_t table;     // index of the step with this layer's block table
   const Branches<typename Format::Row>* branches;
-  const typename Format::Norm *attention_norm, *q_norm, *k_norm, *mlp_norm;
+  const typename Format::Norm *attention_norm, *q_norm, *k_norm, *mlp_norm, *final_norm;
   typename Format::Weights qkv, output, gate_up, down;
 };
 
@@ -170,7 +170,7 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typ
   }
 }
 
-// Decoder layers. step: one for each block table. hidden: [num_rows, hidden_size]. keys, values: one address per layer.
+// Decoder layers, and the final norm if the last one has it. step: one for each block table. hidden: [num_rows, hidden_size]. keys, values: one address per layer.
 // output_rows: the num_output_rows rows that remain after the last layer; all do if that is -1.
 template <typename Format>
 void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, const Operation* operations,
@@ -183,6 +183,10 @@ void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, con
       run(operations[j], weights[i], step[weights[i].table], rows, hidden, keys[i], values[i],
           output_rows, i == num_layers - 1 ? num_output_rows : -1);
   }
+  const LayerWeights<Format>& last = weights[num_layers - 1];
+  if (last.final_norm)
+    Format::norm_in_place(hidden, last.final_norm, num_output_rows >= 0 ? num_output_rows : step->work.num_rows,
+                          last.hidden_size, last.epsilon);
 }
 
 }  // namespace

@@ -55,6 +55,9 @@ struct LinearFormat {
   static void norm(const LayerStep<T>& s, const T* x, const T* weight, int64_t num_rows, int64_t size, float epsilon) {
     rms_norm(x, weight, s.normed, num_rows, size, epsilon);
   }
+  static void norm_in_place(T* x, const T* weight, int64_t num_rows, int64_t size, float epsilon) {
+    rms_norm(x, weight, x, num_rows, size, epsilon);
+  }
   static void project_normed(const LayerStep<T>& s, const W& w, T* out, int64_t num_rows, int64_t num_columns, int64_t depth,
                              const Gating& gating) {
     project(s.normed, w, static_cast<const T*>(nullptr), out, num_rows, num_columns, depth, gating);

@@ -149,6 +149,32 @@ Sum* kept_sums(int64_t count) {
 // The start of part `index` of `num_parts`; the sizes of parts differ by at most 1.
 inline int64_t part_start(int64_t count, int64_t num_parts, int64_t index) { return count * index / num_parts; }
 
+// Items of work, of which each thread has a share of neighbours. A thread computes its own in order, and so reads weights as
+// one stream, then helps with those of others: cores may differ in speed.
+class SharedWork {
+ public:
+  struct alignas(64) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
+
+    // An item that no thread has started, or at least `end`.
+    int64_t take() { return next.fetch_add(1, std::memory_order_relaxed); }
+  };
+
+  explicit SharedWork(int64_t num_items) : shares_(omp_get_max_threads()) {
+    for (int64_t i = 0; i < size(); i++)
+      shares_[i].next = part_start(num_items, size(), i), shares_[i].end = part_start(num_items, size(), i + 1);
+  }
+
+  int64_t size() const { return int64_t(shares_.size()); }
+
+  // In the order in which this thread takes them.
+  Share& share(int64_t index) { return shares_[(omp_get_thread_num() + index) % size()]; }
+
+ private:
+  std::vector<Share> shares_;
+};
+
 // What tiles prefetch while they multiply a block: for every 64 bytes of depth `count` cache lines, `stride` bytes apart, each
 // time `step` bytes further on.
 struct Prefetch {
@@ -368,22 +394,22 @@ void multiply(const Operands& operands, int64_t num_rows, int64_t num_columns, c
   const int64_t num_chunks = parts.num_chunks, num_groups = parts.num_groups;
   // Tiles read 32 rows at a time, vectors 4: never beyond the rows rounded up to 32.
   const int64_t num_units = divide_up(num_rows, row_unit);
-  std::vector<std::atomic<int64_t>> next_groups(num_chunks);  // of each chunk, the next group that no thread has started
+  SharedWork work(num_chunks * num_groups);
 #pragma omp parallel
   {
 #ifdef HAS_AMX
     if (use_tiles) load_tile_config();
 #endif
     ThreadProduct<Operands, Finish> own{operands, finish, num_pieces, use_tiles, order};
-    // A thread starts with its own chunks, then helps with those of others: cores may differ in speed.
-    const int64_t home = part_start(num_chunks, omp_get_num_threads(), omp_get_thread_num());
-    for (int64_t i = 0; i < num_chunks; i++) {
-      const int64_t chunk = (home + i) % num_chunks;
-      const int64_t start = part_start(num_units, num_chunks, chunk) * row_unit;
-      const int64_t end = std::min(num_rows, part_start(num_units, num_chunks, chunk + 1) * row_unit);
-      for (int64_t group; (group = next_groups[chunk].fetch_add(1, std::memory_order_relaxed)) < num_groups;)
+    for (int64_t i = 0; i < work.size(); i++) {
+      SharedWork::Share& share = work.share(i);
+      for (int64_t item; (item = share.take()) < share.end;) {
+        const int64_t chunk = item / num_groups, group = item % num_groups;
+        const int64_t start = part_start(num_units, num_chunks, chunk) * row_unit;
+        const int64_t end = std::min(num_rows, part_start(num_units, num_chunks, chunk + 1) * row_unit);
         own.multiply_group(start, end, part_start(num_panels, num_groups, group),
                            part_start(num_panels, num_groups, group + 1));
+      }
     }
     finish_block(own.before, finish);
 #ifdef HAS_AMX

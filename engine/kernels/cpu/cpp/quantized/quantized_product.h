@@ -41,7 +41,7 @@ void multiply(const Element* x, const QuantizedWeights& weights, const std::vect
   const int64_t panel_bytes = PANEL * depth * int64_t(sizeof(Element));
   const int64_t most = most_rows <= 64 ? 1 : std::clamp<int64_t>(chunk_bytes() / panel_bytes, 1, 2 * GROUP);
   const int64_t num_groups = std::min(num_panels, round_up(divide_up(num_panels, most), num_threads));
-  std::atomic<int64_t> next_group(0);
+  SharedWork work(num_ranges * num_groups);
 #pragma omp parallel
   {
 #ifdef HAS_AMX
@@ -50,19 +50,22 @@ void multiply(const Element* x, const QuantizedWeights& weights, const std::vect
     Element* panels = panel_buffer(most * PANEL * depth);
     const Operands operands(x, panels, depth);
     ThreadProduct<Operands, Finish> own{operands, finish, 1, use_tiles, Order::panels_stay};
-    for (int64_t at; (at = next_group.fetch_add(1, std::memory_order_relaxed)) < num_ranges * num_groups;) {
-      const RowRange& rows = ranges[at / num_groups];
-      const int64_t group = at % num_groups;
-      const int64_t start = part_start(num_panels, num_groups, group), end = part_start(num_panels, num_groups, group + 1);
-      for (int64_t p = start; p < end; p++) {
-        if (!finish.needs(rows.first, int(rows.end - rows.first), p)) continue;
-        for (int h = 0; h < 2; h++)
-          unpack(weights.halves[2 * (rows.first_panel + p) + h], depth,
-                 panels + (p - start) * PANEL * depth + WORD * word_index(Operands::TOGETHER, HALF * h, 0, depth / WORD),
-                 Operands::TOGETHER);
+    for (int64_t i = 0; i < work.size(); i++) {
+      SharedWork::Share& share = work.share(i);
+      for (int64_t item; (item = share.take()) < share.end;) {
+        const RowRange& rows = ranges[item / num_groups];
+        const int64_t group = item % num_groups;
+        const int64_t start = part_start(num_panels, num_groups, group), end = part_start(num_panels, num_groups, group + 1);
+        for (int64_t p = start; p < end; p++) {
+          if (!finish.needs(rows.first, int(rows.end - rows.first), p)) continue;
+          for (int h = 0; h < 2; h++)
+            unpack(weights.halves[2 * (rows.first_panel + p) + h], depth,
+                   panels + (p - start) * PANEL * depth + WORD * word_index(Operands::TOGETHER, HALF * h, 0, depth / WORD),
+                   Operands::TOGETHER);
+        }
+        own.panels_from = start;
+        own.multiply_group(rows.first, rows.end, start, end);
       }
-      own.panels_from = start;
-      own.multiply_group(rows.first, rows.end, start, end);
     }
     finish_block(own.before, finish);
 #ifdef HAS_AMX
