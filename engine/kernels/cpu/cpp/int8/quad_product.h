@@ -76,10 +76,11 @@ struct QuadOperands {
                                                            int64_t size, int32_t* to) {
     QuadSums<R, QUAD_HALVES> sums;
     sums.fill_rows(offsets);
+    constexpr int64_t ahead = R == 8 ? 2 * AHEAD_BYTES : AHEAD_BYTES;
     for (int64_t k = 0; k < size; k += 4) {
       const int8_t* quads = columns + k * PANEL;
-      __builtin_prefetch(quads + AHEAD_BYTES, 0, 2);
-      if (QUAD_HALVES == 2) __builtin_prefetch(quads + AHEAD_BYTES + 64, 0, 2);
+      __builtin_prefetch(quads + ahead, 0, 2);
+      if (QUAD_HALVES == 2) __builtin_prefetch(quads + ahead + 64, 0, 2);
       sums.add(from + k, size, quads, 64);
     }
     sums.store(to, PANEL);
