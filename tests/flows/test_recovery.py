@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from tasks.plan_prefix import write_plan
 from tasks.read import read
 from tasks.recover import recover_runs, stop_run, sweep_runs
 from tasks.report import write_report
-from tasks.runs.infer_job import InferJob, StopRequest
+from tasks.runs.infer_job import InferJob
 from tasks.runs.progress import PartitionProgress
 from tasks.runs.run import Run
 from tasks.tokenize import read_max_model_len, write_tokens
@@ -40,17 +39,18 @@ from tests.sources import make_job, make_source
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
-def test_a_stop_request_ends_a_night_as_ctrl_c_does(nights: Any) -> None:
-    def request() -> None:
-        while not (parts := list(nights.runs.glob("*/parts/part-00000.parquet"))):
-            time.sleep(0.001)
-        StopRequest(parts[0].parents[1]).make()
+def test_a_stop_request_ends_a_night_as_ctrl_c_does(nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_rows = attempt.try_rows
 
-    stopper = threading.Thread(target=request)
-    stopper.start()
+    def try_then_stop(rows: Any, work: Any, piece: Any) -> Any:
+        failure = try_rows(rows, work, piece)
+        work.job.stop.make()
+        return failure
+
+    monkeypatch.setattr(attempt, "try_rows", try_then_stop)
     with pytest.raises(KeyboardInterrupt):
         nights.run("snippets", partition_tokens=1)
-    stopper.join()
+    monkeypatch.undo()
     ((status, num_ok, num_unanswered),) = nights.sql("select status, num_ok, num_unanswered from runs")
     assert (status, num_ok + num_unanswered) == ("interrupted", 12)
     assert 3 <= num_ok < 12
