@@ -57,6 +57,10 @@ struct QuadOperands {
     const int8_t* panel_columns = panels + panel * PANEL * row_bytes;
     const int32_t* panel_offsets = weights.offsets + panel * PANEL;
     const int64_t size = row_bytes;
+    for (int line = 0; line < 2; line++) {
+      __builtin_prefetch(weights.scales + (panel + 1) * PANEL + 16 * line, 0, 3);
+      __builtin_prefetch(weights.offsets + (panel + 1) * PANEL + 16 * line, 0, 3);
+    }
     for (int half = 0; half < 2; half += QUAD_HALVES) {
       const int8_t* columns = panel_columns + half * 64;
       const int32_t* offsets = panel_offsets + half * 16;
