@@ -258,5 +258,5 @@ class Engine(BatchCalls):
         try:
             yield from steps if self._model.shard is None else self._model.shard.watch(steps)
         except (Exception, GeneratorExit):
-            self._cache.clear_broken_blocks()
+            self._cache.clear_broken_blocks(scheduler.pool.num_touched)
             raise

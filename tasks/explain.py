@@ -110,7 +110,10 @@ def explain(
         field_orders=tuple(orders),
         prediction=prediction,
         kept_prefixes=kept,
-        advice=(*advise(policies, best, orders, prediction, source.block_size), *advise_keeping(kept)),
+        advice=(
+            *advise(policies, best, orders, prediction, source.block_size, summary.num_partitions),
+            *advise_keeping(kept),
+        ),
         seconds=dict(run.record.seconds),
     )
 

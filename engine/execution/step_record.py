@@ -63,8 +63,8 @@ def record_step(
     """The record of step `number`, of a model or a simulation, by what its commit returned. See `StepRecord`."""
     return StepRecord(
         step=number,
-        num_decode_tokens=sum(count for _, count in step.decodes),
-        num_suffix_tokens=sum(count for _, count in step.suffixes),
+        num_decode_tokens=sum(count for _, count in step.decodes) + step.num_opening_tokens,
+        num_suffix_tokens=sum(count for _, count in step.suffixes) - step.num_opening_tokens,
         num_prefix_tokens=sum(step.prefixes.values()),
         num_kv_blocks_used=step.num_used_blocks,
         num_prefix_kv_blocks=step.num_prefix_blocks,

@@ -26,6 +26,7 @@ class BlockPool:
         self.block_size = block_size
         self.num_free = num_blocks
         self.num_prefix_blocks = 0
+        self.num_touched = 0  # no block from this one on has ever been allocated
         self._starts = [0] if num_blocks else []
         self._lengths = [num_blocks] if num_blocks else []
 
@@ -107,6 +108,7 @@ class BlockPool:
             self._starts[index] += count
             self._lengths[index] -= count
         self.num_free -= count
+        self.num_touched = max(self.num_touched, start + count)
         return np.arange(start, start + count, dtype=np.int32)
 
     def _give_back(self, start: int, length: int) -> None:

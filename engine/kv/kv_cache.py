@@ -72,11 +72,13 @@ class KVCache:
         self.keys = [self.tensors[slot].view(shape.dtype) for slot in layout.slots]
         self.values = [self.tensors[layout.num_slots + slot].view(shape.dtype) for slot in layout.slots]
 
-    def clear_broken_blocks(self) -> None:
-        """Zeroes blocks with NaN or infinity: later rows would read them under a weight of 0, and 0 * NaN is NaN."""
+    def clear_broken_blocks(self, num_blocks: int) -> None:
+        """Zeroes those of the first blocks, and of padding, that have NaN or infinity: later rows would read them under
+        a weight of 0, and 0 * NaN is NaN."""
         for tensor in self.tensors:
-            if tensor.is_floating_point():
-                tensor[~tensor.flatten(1).sum(1, dtype=torch.float32).isfinite()] = 0
+            for blocks in (tensor[:num_blocks], tensor[self.num_blocks :]):
+                if tensor.is_floating_point():
+                    blocks[~blocks.flatten(1).sum(1, dtype=torch.float32).isfinite()] = 0
 
     def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> torch.Tensor:
         """A copy of blocks in host memory: ``[tensors, n, block_size, num_kv_heads, head_size]``."""

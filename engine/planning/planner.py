@@ -157,10 +157,13 @@ def choose_prefixes(tree: PrefixTree, method: PlanMethod, block_size: int | None
     if the method is unknown.
 
     Args:
-        block_size: tokens in a KV block, for "exact"; None: groups share no blocks, and prefixes have any length.
+        block_size: tokens in a KV block, and in the shortest prefix; None: groups share no blocks.
     """
     if method not in get_args(PlanMethod):
         raise ConfigError(f"method must be one of {', '.join(map(repr, get_args(PlanMethod)))}, got {method!r}")
     if method == "none" or tree.num_nodes == 1:  # nothing is shared
         return np.zeros(tree.num_leaves, dtype=np.int64)
-    return choose_exactly(tree, block_size) if method == "exact" else choose_by_paper(tree)
+    if method == "exact":
+        return choose_exactly(tree, block_size)
+    chosen = choose_by_paper(tree)
+    return np.where(tree.node_depths[chosen] < (block_size or 1), 0, chosen)  # computed with each suffix

@@ -51,7 +51,7 @@ class EmbeddingPooler:
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         vectors = torch.cat([pool(hidden, lengths, pooling) for pooling in self._poolings], dim=1)
         for weight, bias, activation in self._layers:
-            vectors = activation(functional.linear(vectors, weight, bias))
+            vectors = activation(_project(vectors, weight, bias))
         return vectors
 
 
@@ -73,8 +73,15 @@ class CausalClassPooler:
 
     @torch.inference_mode()
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        logits = functional.linear(pool(hidden, lengths, "lasttoken"), self._weight)
+        logits = _project(pool(hidden, lengths, "lasttoken"), self._weight)
         return class_logprobs(logits, is_exclusive=self._is_exclusive)
+
+
+def _project(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A linear layer; on a CPU row by row, since the order of torch's sums depends on the number of rows."""
+    if rows.device.type != "cpu":
+        return functional.linear(rows, weight, bias)
+    return torch.stack([functional.linear(row, weight, bias) for row in rows])
 
 
 def pooled_answer(request: Request, vector: Vector) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Step:
         sampled: of these, the rows whose next token is sampled: (sequence, index of the own token that is predicted).
         scored_rows: the others, of sequences that generate nothing: (sequence, first row, number of rows, index of the
             own token that the first of these rows predicts; the others predict the tokens after it).
+        num_opening_tokens: rows of prompts' last chunks that begin their answer (`Request.opening`).
         num_guessed_tokens, num_right_tokens: guesses among the decode rows; of these, those that were right.
         scored: sequences whose labels are all scored after this step.
         num_used_blocks: KV blocks in use once the step has its memory, those for tokens still expected included.
@@ -57,6 +58,7 @@ class Step:
     num_output_rows: int = 0
     sampled: list[tuple[Sequence, int]] = field(default_factory=list)
     scored_rows: list[tuple[Sequence, int, int, int]] = field(default_factory=list)
+    num_opening_tokens: int = 0
     num_guessed_tokens: int = 0
     num_right_tokens: int = 0
     scored: list[Sequence] = field(default_factory=list)
@@ -82,6 +84,10 @@ class Step:
     def finalize(self, pool: BlockPool) -> None:
         """Fixes the order of rows, and records the KV blocks in use. Rows come in this order: prefixes, each after
         those above it; sequences that share nothing; then group by group."""
+        for sequence, count in self.suffixes:
+            if sequence.length > sequence.num_suffix and sequence.num_output_tokens == len(sequence.request.opening):
+                first = max(sequence.num_computed, sequence.num_suffix)
+                self.num_opening_tokens += max(0, sequence.num_computed + count - first)
         members = defaultdict[PrefixNode | None, list[tuple[Sequence, int]]](list, {None: []})
         for work in (*self.decodes, *self.suffixes):
             members[work[0].node].append(work)

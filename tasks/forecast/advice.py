@@ -63,6 +63,7 @@ def advise(
     orders: Sequence[FieldOrder],
     prediction: Prediction | None,
     block_size: int | None,
+    num_partitions: int,
 ) -> tuple[str, ...]:
     """Sentences of advice: first about the template, then about settings, the most helpful first.
 
@@ -70,6 +71,7 @@ def advise(
         policies: the last but one is the plan, the last one the plan in partitions; see `Forecast`.
         orders: of the template's fields, best first.
         block_size: tokens of the blocks that groups share; None if they share none.
+        num_partitions: of the plan.
     """
     sentences = []
     current = next((order for order in orders if order.is_current), None)
@@ -91,7 +93,7 @@ def advise(
             f"levels than the plan uses: {remedy} reaches more of them."
         )
     num_lost, num_oversized = prediction.run.num_preempted_requests, prediction.num_oversized_rows
-    if planned - run >= LEAST_GAIN and not num_lost:
+    if planned - run >= LEAST_GAIN and num_partitions > 1 and not num_lost:
         what = f"{planned - run:.0%} of the prompt tokens are computed by several partitions each"
         sentences.append(f"{what}: raise --partition-tokens.")
     busy_share = prediction.run.seconds / (prediction.num_engines * prediction.seconds) if prediction.seconds else 1.0

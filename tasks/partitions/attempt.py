@@ -80,7 +80,11 @@ def answer_partition(work: PartitionWork) -> None:
             raise StoppedError
         whole = Piece(first=0, last=int(rows.is_member_start.sum()) - 1)
         has_ended, failure = work.attempts.count(whole) > 0, None
-        if not has_ended:
+        if not has_ended and work.job.deadline is not None:
+            from tasks.partitions.in_time import try_in_time  # imported only when needed
+
+            failure = try_in_time(left, work, whole, work.job.deadline)
+        elif not has_ended:
             failure = try_rows(left, work, whole)
         if has_ended or failure is not None:
             from tasks.partitions.failing import answer_failing  # imported only when needed

@@ -303,6 +303,10 @@ def test_advice_names_what_is_lost_between_the_best_the_plan_and_the_run(nights:
     planned, run = (policy.token_saving_ratio for policy in forecast.policies[-2:])
     assert planned - run > 0.05
     assert any(sentence.endswith("raise --partition-tokens.") for sentence in forecast.advice)
+    whole = EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=128, deterministic=True)
+    (forecast,) = run_explain(nights, "snippets", engine=whole, device="cpu", partition_tokens=10**6)
+    assert forecast.num_partitions == 1
+    assert not any("partitions" in sentence for sentence in forecast.advice), "prefixes are cut to whole blocks"
     coarse = EngineSettings(dtype="float32", kv_memory="8MiB", max_num_batched_tokens=128, block_size=128)
     (forecast,) = run_explain(nights, "snippets", engine=coarse, partition_tokens=10**6)
     assert forecast.best_saving_ratio - forecast.policies[-2].token_saving_ratio > 0.05

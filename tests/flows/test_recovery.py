@@ -22,7 +22,7 @@ from engine.execution.step_record import StepRecord
 from flows.workload_run import end_run, write_rows
 from tasks import recover
 from tasks.infer import infer
-from tasks.partitions import attempt
+from tasks.partitions import attempt, in_time
 from tasks.partitions.engine_host import PROCESS_HOST
 from tasks.plan_prefix import write_plan
 from tasks.read import read
@@ -349,6 +349,34 @@ def test_answers_are_kept_while_a_partition_is_computed(
     again = pa.concat_tables([pq.read_table(part.path) for part in (*kept, rest)]).sort_by("row_id")
     shared = ["compute_ms", "num_cached_tokens"]  # these depend on who is computed together
     assert again.drop_columns(shared) == answers.drop_columns(shared)
+    PROCESS_HOST.release()
+
+
+def test_a_deadline_leaves_answers_where_no_partition_fits(
+    nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All prompts at once take longer than the time that is left before the first answer ends."""
+    monkeypatch.setattr(in_time, "FIRST_TOKENS", 250)
+    add = PartitionProgress.add
+
+    def add_slowly(progress: PartitionProgress, step: StepRecord) -> None:
+        time.sleep(0.002 * step.num_tokens)
+        add(progress, step)
+
+    monkeypatch.setattr(PartitionProgress, "add", add_slowly)
+    job = begin_job(nights, tmp_path)
+    job = replace(job, engine=replace(job.engine, max_num_batched_tokens=128))
+    with PROCESS_HOST.use(job):
+        pass
+    job = replace(job, deadline=time.time() + 1.5)
+    parts = infer.fn(0, job) or []
+    assert 0 < sum(part.num_rows for part in parts) < 12
+    assert time.time() < (job.deadline or 0) + 0.5
+    assert job.stop.is_overdue
+    (Path(job.first.run_folder) / "overdue").unlink()
+    rest = infer.fn(0, replace(job, deadline=time.time() + 600)) or []
+    answers = pa.concat_tables([pq.read_table(part.path) for part in rest]).sort_by("row_id")
+    assert answers["row_id"].to_pylist() == list(range(12))
     PROCESS_HOST.release()
 
 

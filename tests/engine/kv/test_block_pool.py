@@ -26,6 +26,15 @@ def test_blocks_come_from_several_gaps_when_none_is_wide_enough() -> None:
     assert sorted(pool.allocate(3).tolist()) == [0, 2, 4]
 
 
+def test_blocks_beyond_the_touched_ones_have_never_been_given() -> None:
+    pool = BlockPool(8, 1)
+    first, second = pool.allocate(2), pool.allocate(3)
+    pool.free(first)
+    pool.free(second)
+    pool.allocate(1)
+    assert (pool.num_touched, pool.num_used) == (5, 1)
+
+
 def test_a_refusal_takes_nothing() -> None:
     pool = BlockPool(3, 1)
     pool.allocate(2)

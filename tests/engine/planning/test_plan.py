@@ -86,6 +86,14 @@ def test_paper_leaves_that_stay_behind_share_nothing_deeper() -> None:
     assert sharing_of(groups) == {(20, frozenset({0, 9, 10})), (23, frozenset(range(1, 9)))}
 
 
+@pytest.mark.parametrize("method", ["exact", "paper"])
+def test_a_prefix_shorter_than_a_block_is_not_planned(method: Any) -> None:
+    """The schedule computes it with each suffix."""
+    prompts = Spelling(a=15, b=16).prompts("a", num_leaves=3) + Spelling(a=15, b=16).prompts("b", num_leaves=3)
+    groups = plan_prefix_groups(prompts, method=method, block_size=16)
+    assert sorted(len(group.prefix) for group in groups) == [0, 0, 0, 16]
+
+
 def test_exact_sees_what_comparing_two_levels_cannot() -> None:
     """Neither b nor c is worth a second copy of a (6 <= 10), but both together leave a without users."""
     spell = Spelling(a=10, b=6, c=6)

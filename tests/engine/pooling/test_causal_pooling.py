@@ -157,3 +157,29 @@ def test_what_is_not_computed_is_refused(tiny_checkpoint: Callable[[str], Path],
     save_modules(folder, "pooling_mode_mean_tokens")
     with pytest.raises(ModelError, match="pooling mean of a causal model"):
         load(folder).pool([Request(request_id="a", token_ids=[5], mode="embed")])
+
+
+def test_int8_gives_the_same_bits_in_any_batch(
+    tiny_checkpoint: Callable[[str], Path], embedding_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Also behind a layer of the pooling: the order of torch's sums depends on the number of rows."""
+    classes = tmp_path / "classes"
+    shutil.copytree(tiny_checkpoint("qwen3"), classes)
+    torch.manual_seed(1)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(classes, num_labels=5, pad_token_id=0)
+    model.save_pretrained(classes)
+    dense = tmp_path / "dense"
+    shutil.copytree(embedding_checkpoint, dense)
+    shutil.rmtree(dense / "1_Pooling")
+    save_modules(dense, "pooling_mode_lasttoken", dense=40)
+
+    def answer(engine: Engine, requests: list[Request]) -> list[list[float]]:
+        return [
+            [*(found.label_logprobs if found.embedding is None else found.embedding.tolist())]
+            for found in engine.pool(requests, requests[0].mode)
+        ]
+
+    for folder, mode in ((classes, "classify"), (dense, "embed")):
+        engine = load(folder, dtype="int8", block_size=32)
+        requests = [Request(request_id=str(i), token_ids=p, mode=mode) for i, p in enumerate(prompts())]
+        assert answer(engine, requests) == [answer(engine, [request])[0] for request in requests]
