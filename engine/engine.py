@@ -258,5 +258,7 @@ class Engine(BatchCalls):
         try:
             yield from steps if self._model.shard is None else self._model.shard.watch(steps)
         except (Exception, GeneratorExit):
-            self._cache.clear_broken_blocks(scheduler.pool.num_touched)
+            from engine.kv.block_contents import clear_broken_blocks  # imported only when needed
+
+            clear_broken_blocks(self._cache, scheduler.pool.num_touched)
             raise

@@ -57,7 +57,10 @@ def check_existing(
             kind, expected = ("view", "table") if found.is_view else ("table", "view")
             raise DatabaseError(f"{database}: {name!r} is a {kind}; batchloom needs a {expected} of that name")
     table = workload.output.table.lower()
-    _check_columns(workload, f"{database}: table {table!r}", existing.get(table, needed[table]), written)
+    if "content_key" not in (own := existing.get(table, needed[table])).columns:
+        why = "is not batchloom's, which writes answers to a table that it makes: name another"
+        raise DatabaseError(f"{database}: table {table!r} {why}")
+    _check_columns(workload, f"{database}: table {table!r}", own, written)
     for name, relation in needed.items():
         if not relation.is_view:
             _check_columns(workload, f"{database}: table {name!r}", existing.get(name, relation), relation.columns)

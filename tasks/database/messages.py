@@ -16,7 +16,9 @@ def explain(error: duckdb.Error) -> str:
     message = str(error)
     # A CTE with the same name as the missing table that it reads is reported as a reference to itself.
     if match := re.search(r'Table with name (.+?) does not exist|Circular reference to CTE "(.+?)"', message):
-        return f"no table or view {match.group(1) or match.group(2)!r}"
+        name = (match.group(1) or match.group(2)).strip('"')
+        folder, dot, _ = name.partition(".")
+        return f"no table or view {name!r}" + (f"; is an --attach {folder}=PATH missing?" if dot else "")
     if match := re.search(r'Table "(.+?)" does not have a column named "(.+?)"', message):
         return f"table {match.group(1)!r} has no column {match.group(2)!r}"
     if match := re.search(r'Referenced column "(.+?)" (?:was )?not found', message):

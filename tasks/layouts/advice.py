@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from tasks.layouts.choose import WORTH_SPLITTING, find_orders, order_rows, spread_orders
 from tasks.layouts.estimate import RowOrders
@@ -121,10 +122,15 @@ def _list_sentences(sides: Sequence[Side], costs: Sequence[LayoutCost]) -> list[
     if each is not None and each.num_computed_tokens < (1 - WORTH_SPLITTING) * best.num_computed_tokens:
         best = each
     saved = 1 - best.num_computed_tokens / so_far.num_computed_tokens if so_far.num_computed_tokens else 0.0
+    cheapest = min(costs, key=attrgetter("num_computed_tokens"))
+    least = (1 - LEAST_GAIN) * min(best.num_computed_tokens, so_far.num_computed_tokens)
     for side, own, other in zip(sides, so_far.orders, best.orders, strict=True):
         name = side.workload.name
         if side.parts.fixed_because:
             sentences.append(f"{name}: its layout stays as it is written: {side.parts.fixed_because}.")
+        elif cheapest.num_computed_tokens < least:  # of a single workload
+            why = "its parts begin alike and end differently, which the choice of a night does not see"
+            sentences.append(f"{name}: write its template in the order {cheapest.orders[0]}: {why}.")
         elif own == other or saved < LEAST_GAIN:
             sentences.append(f"{name}: its layout is right as it is.")
         elif side.workload.prompt.layout == "auto":

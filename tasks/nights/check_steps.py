@@ -40,11 +40,14 @@ def check_labels(workloads: Sequence[Workload], checkpoint: Path) -> None:
 
 
 def check_tables(workloads: Sequence[Workload]) -> None:
-    """Raise `ConfigError` if two workloads write to the same table."""
+    """Raise `ConfigError` if two workloads write to the same table, or have the same name."""
     for first, second in combinations(workloads, 2):
         if first.output.table.lower() == second.output.table.lower():
             both = f"workloads {first.source} and {second.source} write to the table {second.output.table!r}"
             raise ConfigError(f"{both}: each workload needs a table of its own")
+        if first.name.lower() == second.name.lower():
+            both = f"workloads {first.source} and {second.source} are both called {second.name!r}"
+            raise ConfigError(f"{both}: each workload needs a name of its own")
 
 
 def find_query_problems(

@@ -96,7 +96,7 @@ def read_run_facts(connection: duckdb.DuckDBPyConnection, run: Row, plan: Artifa
     prediction, workload = config.get("prediction"), config.get("workload")
     key = workload.get("key") if isinstance(workload, dict) else None
     relations = list_relations(connection)
-    tables = [name for name, each in relations.items() if not each.is_view and each.columns.keys() >= ANSWER_COLUMNS]
+    tables = [found.table_name for found in _read(connection, "answers/tables", {"columns": sorted(ANSWER_COLUMNS)})]
     return RunFacts(
         run=run,
         totals=_read(connection, "steps/totals")[0],

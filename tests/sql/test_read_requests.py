@@ -264,7 +264,7 @@ def test_a_repeated_pair_is_answered_twice_then_done(night: Any) -> None:
         ),
         ("alter table queries rename query_id to id", "table 'queries' has no column 'query_id'"),
         ("alter table snippet_requests drop query_id", "table 'snippet_requests' has no column 'query_id'"),
-        ("alter table snippets drop content_key", "table 'snippets' has no column 'content_key'"),
+        ("alter table snippets drop content_key", "table 'snippets' is not batchloom's"),
         ("alter table runs drop config", "table 'runs' has no column 'config'"),
         ("alter table snippets alter doc_id type blob", "'snippets': column 'doc_id' is BLOB, batchloom writes V"),
         ("alter table snippets alter snippet type text[] using [snippet]", "column 'snippet' is VARCHAR[], batchloom"),

@@ -12,6 +12,7 @@ import pytest
 from engine.errors import DatabaseError, WorkloadError
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
+from tasks.report_page.facts import read_run, read_run_facts
 from tasks.sample import take_requests
 from tasks.workloads.workload import load_workload
 from tests.sql.conftest import Night
@@ -40,6 +41,16 @@ def sort(row: dict[str, Any]) -> dict[str, Any]:
     labels = {"t-1": "billing", "t-2": "delivery", "t-3": "account"}
     label = labels[row["ticket_id"]]
     return {"score": float(label == "billing"), "label": label, "label_logprobs": [0.0] * 4, "finish_reason": "scored"}
+
+
+@pytest.mark.parametrize("table", ["Antworten Ü", "Zettel"])
+def test_a_report_of_a_table_with_capitals(tickets: Any, topics: Path, table: str) -> None:
+    topics.write_text(topics.read_text().replace('table = "ticket_topics"', f'table = "{table}"'))
+    workload = load_workload(topics)
+    assert workload.output.table == table
+    tickets.run(workload, sort)
+    with connect(tickets.path, read_only=True) as connection:
+        assert read_run_facts(connection, read_run(connection)).cached_shares
 
 
 def test_the_page_s_example(tickets: Any, topics: Path) -> None:
@@ -390,7 +401,7 @@ def test_a_query_that_fails_halfway_leaves_no_artifact(tickets: Any, topics: Pat
 
 def test_an_output_table_of_somebody_else(tickets: Any, topics: Path) -> None:
     topics.write_text(topics.read_text().replace('"ticket_topics"', '"tickets"'))
-    with pytest.raises(DatabaseError, match="table 'tickets' has no column 'label'; it has message, subject"):
+    with pytest.raises(DatabaseError, match="table 'tickets' is not batchloom's"):
         tickets.prepare(load_workload(topics))
     topics.write_text(topics.read_text().replace('"tickets"', '"snippets"'))
     with pytest.raises(WorkloadError, match="table may not be 'snippets', whose views show rows of"):

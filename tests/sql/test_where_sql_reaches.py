@@ -110,6 +110,11 @@ def test_variables_of_the_process_are_not_tables(night: Any, make_workload: Any)
         read.fn(make_source(night.path), make_workload("select note_id, text from secrets"), make_folder(night))
 
 
+def test_a_table_of_a_folder_that_is_not_attached(night: Any, make_workload: Any) -> None:
+    with pytest.raises(DatabaseError, match=r"no table or view 'exports\.notes'; is an --attach exports=PATH missing"):
+        read.fn(make_source(night.path), make_workload("select note_id, text from exports.notes"), make_folder(night))
+
+
 def test_attached_files_are_tables(night: Any, make_workload: Any, exports: Path) -> None:
     other = exports.parent / "crm.duckdb"
     with duckdb.connect(str(other)) as connection:

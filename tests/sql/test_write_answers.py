@@ -227,7 +227,7 @@ class InterruptedSteps(list[ArtifactRef]):
     [
         (
             "alter table snippets rename to kept; create table snippets as select 1 as a",
-            "table 'snippets' has no column 'doc_id'; it has a",
+            "table 'snippets' is not batchloom's, which writes answers to a table that it makes",
             "drop table snippets; alter table kept rename to snippets",
         ),
         (

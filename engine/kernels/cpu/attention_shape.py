@@ -73,7 +73,8 @@ class AttentionShape:
         is_short = (num_rows < self._tile_tokens) & (prefix_lens[group] > 0)
         # A group's only short sequence needs no shared item.
         is_short &= np.bincount(group, weights=is_short, minlength=batch.num_groups)[group] > 1
-        shared = self._shared_items(batch, group, is_short, shared_lens) if is_short.any() else _NO_SHARED
+        no_items = np.empty((0, 4), dtype=np.int64)
+        shared = self._shared_items(batch, group, is_short, shared_lens) if is_short.any() else no_items
         size = batch.num_rows * self.num_q_heads * (self.head_dim + 2) if len(shared) else 0
         if self._state.numel() < size:
             self._state = torch.empty(size, dtype=torch.float32)
@@ -106,9 +107,6 @@ class AttentionShape:
         shared_len = shared_lens[run_group]
         shared = [first[run] + offset, count, batch.prefix_block_starts[run_group], shared_len]
         return _longest_first(shared, cost=count * shared_len)
-
-
-_NO_SHARED: Ints = np.empty((0, 4), dtype=np.int64)
 
 
 def _longest_first(columns: Sequence[npt.NDArray[np.integer]], cost: Ints) -> Ints:

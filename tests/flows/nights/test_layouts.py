@@ -202,6 +202,22 @@ def test_advice_on_one_workload(nights: Any, write_night: Any, capsys: pytest.Ca
     assert "needs --database and --model" in capsys.readouterr().err
 
 
+def test_advice_sees_parts_that_begin_alike(nights: Any, write_night: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A night's choice compares whole parts, the advice tokens."""
+    write_night("kind", layout="written")
+    letterhead = "the night watchman walks around the house and looks at every door " * 2
+    nights.sql("create table letters (doc_id text, query_id text, body text, query_text text)")
+    for number in range(8):
+        nights.sql(f"insert into letters values ('d', '{number}', '{letterhead} {number}', '{number} of the letters')")
+    (nights.path.parent / "about.sql").write_text("select doc_id, query_id, body, query_text from letters")
+    assert batchloom(["advise", str(nights.path.parent / "kind.toml"), *nights.inputs, "--json"]) == 0
+    (advice,) = json.loads(capsys.readouterr().out)
+    cheapest = min(advice["costs"], key=lambda cost: cost["num_computed_tokens"])
+    assert cheapest["name"] not in ("as written", "one order")
+    (sentence,) = advice["sentences"]
+    assert f"kind: write its template in the order {cheapest['orders'][0]}: its parts begin alike" in sentence
+
+
 def test_advice_fetches_no_weights(nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
 
