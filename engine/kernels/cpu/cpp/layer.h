@@ -170,8 +170,9 @@ void run(Operation operation, const LayerWeights<Format>& w, const LayerStep<typ
   }
 }
 
-// Decoder layers, and the final norm if the last one has it. step: one for each block table. hidden: [num_rows, hidden_size]. keys, values: one address per layer.
-// output_rows: the num_output_rows rows that remain after the last layer; all do if that is -1.
+// Decoder layers, and the final norm if the last one has it. step: one for each block table. hidden: [num_rows, hidden_size].
+// keys, values: one address per layer. output_rows: the num_output_rows rows that remain after the last layer; all do if that
+// is -1.
 template <typename Format>
 void compute_layers(const LayerWeights<Format>* weights, int64_t num_layers, const Operation* operations,
                     int64_t num_operations, const LayerStep<typename Format::Row>* step, typename Format::Row* hidden,
