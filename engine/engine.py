@@ -20,6 +20,7 @@ from engine.execution.output import Decoder, TokenSampler, complete
 from engine.execution.overlapped_run import can_overlap, run_overlapped
 from engine.execution.step_record import StepMetrics, StepRecord
 from engine.execution.step_runner import CommittedSteps, StepRunner, run_steps
+from engine.kv.broken_blocks import clear_broken_blocks
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
 from engine.model.compiling import compile_if_long
@@ -258,7 +259,5 @@ class Engine(BatchCalls):
         try:
             yield from steps if self._model.shard is None else self._model.shard.watch(steps)
         except (Exception, GeneratorExit):
-            from engine.kv.block_contents import clear_broken_blocks  # imported only when needed
-
             clear_broken_blocks(self._cache, scheduler.pool.num_touched)
             raise

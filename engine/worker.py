@@ -9,7 +9,6 @@ from engine.disaggregation.prefill_client import written_blocks
 from engine.disaggregation.worker_line import WorkerLine, serve_parent
 from engine.engine import Engine
 from engine.errors import ConfigError
-from engine.kv.block_contents import read_blocks
 from engine.kv.kv_cache import KVShape
 from engine.model.compiling import compile_layers
 from engine.model.shard import Shard
@@ -28,7 +27,7 @@ class WorkerEngine(Engine):
             if is_compiled:
                 compile_layers(self._model)
             hidden = self._runner.forward(batch).clone()  # a view would be sent with all rows of the step
-            line.send(hidden.cpu(), read_blocks(self._cache, written_blocks(batch)))
+            line.send(hidden.cpu(), self._cache.read_blocks(written_blocks(batch)))
 
     def serve_steps(self, line: WorkerLine) -> None:
         """Computes this rank's share of each step."""

@@ -12,7 +12,6 @@ import torch
 from engine.config import EngineConfig
 from engine.disaggregation.worker_line import MOST_STEPS_IN_FLIGHT, WorkerLine, start_worker
 from engine.errors import BatchloomError, PrefillWorkerError
-from engine.kv.block_contents import write_blocks
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.scheduling.token_batch import TokenBatch
 
@@ -56,7 +55,7 @@ class PrefillClient:
         if not isinstance(answer, torch.Tensor):
             raise self._reason(answer)
         assert kv is not None
-        write_blocks(self._cache, self._in_flight.popleft(), kv)
+        self._cache.write_blocks(self._in_flight.popleft(), kv)
         return answer.to(self._cache.keys[0].device)
 
     def close(self) -> None:

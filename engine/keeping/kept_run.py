@@ -20,7 +20,6 @@ import torch
 
 from engine.execution.step_record import StepRecord
 from engine.keeping.prefix_keeper import PrefixKeeper
-from engine.kv.block_contents import read_blocks, write_blocks
 from engine.kv.block_pool import BlockPool
 from engine.planning.group import CommonPrefix, Member, PrefixGroup
 from engine.scheduling.prefix_node import PrefixNode
@@ -119,7 +118,7 @@ class KeptRun:
             if kv is None:
                 break
             end = first + len(kept)
-            write_blocks(self._cache, node.block_ids[first:end], kv[:, kept[0] : kept[0] + len(kept)])
+            self._cache.write_blocks(node.block_ids[first:end], kv[:, kept[0] : kept[0] + len(kept)])
             self._num_loaded[name] = self._num_loaded.get(name, 0) + len(kept) * self._cache.block_size
             first = end
         node.num_computed = node.num_loaded = first * self._cache.block_size
@@ -134,7 +133,7 @@ class KeptRun:
         if node.block_ids.ndim == 1 and self._keeper.is_worth(len(node.keys) - first):
             while len(self._writes) >= MOST_WRITES_IN_FLIGHT:
                 self._end_write()
-            kv = read_blocks(self._cache, node.block_ids[first : len(node.keys)])
+            kv = self._cache.read_blocks(node.block_ids[first : len(node.keys)])
             self._writes.append(self._keeper.writer.submit(self._keeper.store.write, node.keys[first:], kv))
 
     def finish_writes(self) -> None:

@@ -4,8 +4,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from engine.device.transfers import to_device
 from engine.errors import CapacityError, OutOfMemoryError
 from engine.kv.kv_layout import KVLayout, find_layout
 
@@ -69,6 +71,23 @@ class KVCache:
             raise OutOfMemoryError(f"{reason}: {error}") from error
         self.keys = [self.tensors[slot].view(shape.dtype) for slot in layout.slots]
         self.values = [self.tensors[layout.num_slots + slot].view(shape.dtype) for slot in layout.slots]
+
+    def read_blocks(self, block_ids: npt.NDArray[np.int32]) -> torch.Tensor:
+        """A copy of blocks in host memory: ``[tensors, n, block_size, num_kv_heads, head_size]``."""
+        first = self.tensors[0]
+        index, is_on_gpu = to_device(block_ids.astype(np.int64), first.device), first.device.type == "cuda"
+        kv = first.new_empty((len(self.tensors), len(block_ids), *first.shape[1:]), device="cpu", pin_memory=is_on_gpu)
+        for copied, tensor in zip(kv, self.tensors, strict=True):
+            copied.copy_(tensor.index_select(0, index), non_blocking=True)
+        if is_on_gpu:
+            torch.cuda.current_stream(first.device).synchronize()
+        return kv
+
+    def write_blocks(self, block_ids: npt.NDArray[np.int32], kv: torch.Tensor) -> None:
+        """Writes a copy from `read_blocks` into n blocks, of this memory or of another one with its layout."""
+        index, is_pinned = to_device(block_ids.astype(np.int64), self.tensors[0].device), kv.is_pinned()
+        for tensor, saved in zip(self.tensors, kv, strict=True):
+            tensor.index_copy_(0, index, saved.to(tensor.device, non_blocking=is_pinned))
 
 
 def _zeros(layout: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

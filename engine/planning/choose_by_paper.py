@@ -5,7 +5,7 @@ import numpy as np
 from engine.planning.prefix_tree import IndexArray, PrefixTree
 
 
-def choose_by_paper(tree: PrefixTree) -> IndexArray:
+def choose_by_paper(tree: PrefixTree, block_size: int | None) -> IndexArray:
     """The node whose tokens each leaf uses as its prefix, or 0 for none: int64 ``[num_leaves]``.
 
     The algorithm maximises the first level of the tree from the bottom up. Once the subtree of a node's child is done,
@@ -15,7 +15,8 @@ def choose_by_paper(tree: PrefixTree) -> IndexArray:
         gain = (leaves(grandchild) - 1) * tokens(grandchild)  >  penalty = tokens(child),
 
     where leaves counts those not forked off before. A grandchild that is not forked off becomes part of the child: its
-    leaves share the child's tokens and nothing deeper. In the end the children of the root are the prefixes.
+    leaves share the child's tokens and nothing deeper. In the end the children of the root are the prefixes, but for
+    those shorter than a block of `block_size` tokens, which are computed with each suffix.
     """
     num_nodes = tree.num_nodes
     depths, parents = tree.node_depths.tolist(), tree.node_parents.tolist()
@@ -36,4 +37,5 @@ def choose_by_paper(tree: PrefixTree) -> IndexArray:
     for node in range(1, num_nodes):
         owners[node] = owners[owners[node]]
     used = np.array(owners, dtype=np.int64)[tree.leaf_nodes]
-    return np.where(np.bincount(used, minlength=num_nodes)[used] > 1, used, 0)
+    is_prefix = (np.bincount(used, minlength=num_nodes)[used] > 1) & (tree.node_depths[used] >= (block_size or 1))
+    return np.where(is_prefix, used, 0)

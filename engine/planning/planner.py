@@ -163,7 +163,4 @@ def choose_prefixes(tree: PrefixTree, method: PlanMethod, block_size: int | None
         raise ConfigError(f"method must be one of {', '.join(map(repr, get_args(PlanMethod)))}, got {method!r}")
     if method == "none" or tree.num_nodes == 1:  # nothing is shared
         return np.zeros(tree.num_leaves, dtype=np.int64)
-    if method == "exact":
-        return choose_exactly(tree, block_size)
-    chosen = choose_by_paper(tree)
-    return np.where(tree.node_depths[chosen] < (block_size or 1), 0, chosen)  # computed with each suffix
+    return choose_exactly(tree, block_size) if method == "exact" else choose_by_paper(tree, block_size)

@@ -85,9 +85,8 @@ class Step:
         """Fixes the order of rows, and records the KV blocks in use. Rows come in this order: prefixes, each after
         those above it; sequences that share nothing; then group by group."""
         for sequence, count in self.suffixes:
-            if sequence.length > sequence.num_suffix and sequence.num_output_tokens == len(sequence.request.opening):
-                first = max(sequence.num_computed, sequence.num_suffix)
-                self.num_opening_tokens += max(0, sequence.num_computed + count - first)
+            if sequence.num_output_tokens == len(sequence.request.opening):
+                self.num_opening_tokens += max(0, min(count, sequence.num_computed + count - sequence.num_suffix))
         members = defaultdict[PrefixNode | None, list[tuple[Sequence, int]]](list, {None: []})
         for work in (*self.decodes, *self.suffixes):
             members[work[0].node].append(work)

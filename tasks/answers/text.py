@@ -119,8 +119,6 @@ class TextAnswer(PlainAnswer):
         if self.decoding.has_grammar:
             return constrained_answer(completion, decode)
         token_ids = [int(token) for token in completion.token_ids]
-        text = decode(token_ids)
-        if completion.finish_reason == "length":
-            text = text.rstrip("\ufffd")  # the bytes of a character that was cut
+        text = decode(token_ids).rstrip("\ufffd" if completion.finish_reason == "length" else "")  # a cut character
         ends = [end for end in map(text.find, self.decoding.stop) if end >= 0]
         return {"answer": text[: min(ends, default=len(text))].strip(), "token_ids": token_ids}

@@ -83,8 +83,10 @@ def test_answers_are_the_engine_s_for_the_model_s_own_prompts(nights: Any) -> No
     for doc_id, query_id, title, body, query_text in texts:
         token_ids = prompt(snippets, title=title, body=body, query_text=query_text)
         (completion,) = engine.generate([Request(request_id="a", token_ids=token_ids, max_new_tokens=48)])
-        expected = tokenizer.decode(completion.token_ids, skip_special_tokens=True).strip()
-        assert answers[doc_id, query_id] == ["ok", expected, None]
+        expected = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        if completion.finish_reason == "length":
+            expected = expected.rstrip("\ufffd")
+        assert answers[doc_id, query_id] == ["ok", expected.strip(), None]
     labels = [tuple(tokenizer(label, add_special_tokens=False).input_ids) for label in ranking.kind.labels]
     scores = dict(nights.sql("select doc_id || query_id, label_logprobs from latest_rankings"))
     for doc_id, query_id, title, body, query_text in texts:

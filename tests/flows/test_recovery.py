@@ -261,7 +261,7 @@ def test_a_table_replaced_during_the_night_ends_it_at_once(
         end(run, *given)
 
     monkeypatch.setattr(Run, "end", replace_table)
-    with pytest.raises(DatabaseError, match="table 'rankings' has no column"):
+    with pytest.raises(DatabaseError, match="table 'rankings' is not batchloom's"):
         nights.run("ranking")
     monkeypatch.undo()
     assert "Retrying" not in caplog.text

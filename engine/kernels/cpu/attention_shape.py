@@ -73,8 +73,7 @@ class AttentionShape:
         is_short = (num_rows < self._tile_tokens) & (prefix_lens[group] > 0)
         # A group's only short sequence needs no shared item.
         is_short &= np.bincount(group, weights=is_short, minlength=batch.num_groups)[group] > 1
-        no_items = np.empty((0, 4), dtype=np.int64)
-        shared = self._shared_items(batch, group, is_short, shared_lens) if is_short.any() else no_items
+        shared = self._shared_items(batch, group, is_short, shared_lens)
         size = batch.num_rows * self.num_q_heads * (self.head_dim + 2) if len(shared) else 0
         if self._state.numel() < size:
             self._state = torch.empty(size, dtype=torch.float32)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
 from engine.device.free_memory import free_host_bytes
-from engine.kv.block_contents import read_blocks, write_blocks
 from engine.kv.block_pool import BlockPool
 from engine.scheduling.prefix_node import PrefixNode
 from engine.scheduling.sequence import Sequence
@@ -107,7 +106,7 @@ class SwapSpace:
         block_ids = pool.written_blocks(sequence)
         if not 0 < len(block_ids) <= self.num_blocks - self.num_used:
             return False
-        self._kept[sequence] = None if self._cache is None else read_blocks(self._cache, block_ids)
+        self._kept[sequence] = None if self._cache is None else self._cache.read_blocks(block_ids)
         self.num_used += len(block_ids)
         return True
 
@@ -116,5 +115,5 @@ class SwapSpace:
         block_ids = pool.written_blocks(sequence)
         kept = self._kept.pop(sequence)
         if self._cache is not None:
-            write_blocks(self._cache, block_ids, kept)
+            self._cache.write_blocks(block_ids, kept)
         self.num_used -= len(block_ids)

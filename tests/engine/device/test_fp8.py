@@ -13,7 +13,6 @@ import torch
 from engine import EngineConfig
 from engine.device.placement import dtype_name, find_dtype
 from engine.errors import CapacityError, ConfigError
-from engine.kv.block_contents import read_blocks, write_blocks
 from engine.kv.kv_cache import KVCache, KVShape
 from engine.limits import check_kv_budget, check_weights
 from engine.model.model import Model
@@ -81,8 +80,8 @@ def test_blocks_are_copied_to_the_last_bit(dtype: torch.dtype) -> None:
     for tensor in cache.tensors:
         tensor.copy_(torch.randint(0, 256, tensor.shape, dtype=torch.uint8))
     before = [tensor.clone() for tensor in cache.tensors]
-    kept = read_blocks(cache, np.array([3, 1], dtype=np.int32))
-    write_blocks(cache, np.array([0, 4], dtype=np.int32), kept)
+    kept = cache.read_blocks(np.array([3, 1], dtype=np.int32))
+    cache.write_blocks(np.array([0, 4], dtype=np.int32), kept)
     for tensor, old in zip(cache.tensors, before, strict=True):
         assert torch.equal(tensor[[0, 4, 1, 2, 3]], old[[3, 1, 1, 2, 3]])
     assert cache.keys[0].view(torch.uint8).data_ptr() == cache.tensors[0].data_ptr()

@@ -311,7 +311,7 @@ def test_a_model_that_cannot_answer_is_named_before_a_row_is_read(
 @pytest.mark.parametrize(
     ("columns", "query", "message"),
     [
-        ("doc_id text, label integer", "select doc_id, body from documents", "table 'topics' has no column"),
+        ("doc_id text, label integer", "select doc_id, body from documents", "table 'topics' is not batchloom's"),
         ("doc_id text", "select doc_id, text from documents", "no column 'text'; there are"),
     ],
 )

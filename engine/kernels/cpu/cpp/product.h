@@ -45,7 +45,9 @@ struct alignas(64) Largest {
   // allowed: a bit for each column, set if it may be chosen.
   void add(Lanes values, int32_t first_column, uint32_t allowed) {
     const Columns lanes = Columns{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, columns = lanes + first_column;
-    const Columns is_larger = (values > value) & -((int32_t(allowed) >> lanes) & 1);
+    // On ties the lowest column: a thread that helps others may come to lower columns than its own.
+    const Columns is_larger =
+        ((values > value) | ((values == value) & (columns < column))) & -((int32_t(allowed) >> lanes) & 1);
     value = is_larger ? values : value;
     column = is_larger ? columns : column;
   }

@@ -145,6 +145,16 @@ def test_an_answer_is_the_same_wherever_the_prefix_ends(
         assert torch.equal(whole, alone)
 
 
+def test_of_equal_columns_the_first_counts_whichever_thread_finds_it(folders: dict[str, Path]) -> None:
+    """A thread that is done with its columns helps with others, which may be lower."""
+    torch.set_num_threads(4)
+    for folder in folders.values():
+        head = Int8OutputLayer(load_library(folder, "int8"), torch.zeros(1 << 16, 32), None, torch.ones(32).double())
+        for _ in range(30):
+            assert not head.most_likely(torch.zeros(3, 32, dtype=torch.bfloat16)).any()
+    torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize(
     ("num_rows", "vocab_size", "depth"),
     [*((rows, size, 96) for rows in (1, 12, 33, 300) for size in (512, 500)), (33, 512, 8256), (300, 1056, 8256)],
