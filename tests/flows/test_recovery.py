@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -304,6 +304,17 @@ def begin_job(nights: Any, tmp_path: Path) -> InferJob:
     return make_job(run.folder, load_workload("snippets"), nights.model, plan=plan)
 
 
+def lengthen_steps(monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[StepRecord], float]) -> None:
+    """Has each step take so many seconds more."""
+    add = PartitionProgress.add
+
+    def add_slowly(progress: PartitionProgress, step: StepRecord) -> None:
+        time.sleep(seconds_of(step))
+        add(progress, step)
+
+    monkeypatch.setattr(PartitionProgress, "add", add_slowly)
+
+
 def test_a_finished_part_is_not_computed_again(nights: Any, tmp_path: Path) -> None:
     job = begin_job(nights, tmp_path)
     (part,) = infer.fn(0, job) or []
@@ -322,13 +333,7 @@ def test_answers_are_kept_while_a_partition_is_computed(
     nights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt, "KEEP_SECONDS", 0.0)
-    add = PartitionProgress.add
-
-    def add_slowly(progress: PartitionProgress, step: StepRecord) -> None:
-        time.sleep(0.2 if step.step == 3 else 0.0)
-        add(progress, step)
-
-    monkeypatch.setattr(PartitionProgress, "add", add_slowly)
+    lengthen_steps(monkeypatch, lambda step: 0.2 if step.step == 3 else 0.0)
     job = begin_job(nights, tmp_path)
     job = replace(job, engine=replace(job.engine, kv_memory_bytes=1 << 20, max_num_batched_tokens=64))
     parts = infer.fn(0, job) or []
@@ -357,13 +362,7 @@ def test_a_deadline_leaves_answers_where_no_partition_fits(
 ) -> None:
     """All prompts at once take longer than the time that is left before the first answer ends."""
     monkeypatch.setattr(in_time, "FIRST_TOKENS", 250)
-    add = PartitionProgress.add
-
-    def add_slowly(progress: PartitionProgress, step: StepRecord) -> None:
-        time.sleep(0.002 * step.num_tokens)
-        add(progress, step)
-
-    monkeypatch.setattr(PartitionProgress, "add", add_slowly)
+    lengthen_steps(monkeypatch, lambda step: 0.002 * step.num_tokens)
     job = begin_job(nights, tmp_path)
     job = replace(job, engine=replace(job.engine, max_num_batched_tokens=128))
     with PROCESS_HOST.use(job):
