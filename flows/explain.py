@@ -26,6 +26,7 @@ from tasks.database.schema import check_requests
 from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
 from tasks.forecast.hardware import Hardware, check_hardware, choose_hardware
+from tasks.forecast.load_time import find_speed_ratio
 from tasks.layouts.settle import settle_layouts
 from tasks.recover import prune_cache
 from tasks.runs.run import Run, make_runs_folder
@@ -99,6 +100,8 @@ def explain(
     hardware = choose_hardware(checkpoint, team, named)
     hardware.kv_bytes(team.engine)  # a budget that does not fit fails here, before rows are read
     source = find_source(database, model, config, planning, full, find_attachments(attach))
+    if is_here:
+        hardware = hardware.corrected(find_speed_ratio(source, config))
     chosen = load_workloads(workloads, source, adapter)
     with connect(database, read_only=True) as connection:
         restrict_sql(connection, [runs_folder(database)], source.attach)

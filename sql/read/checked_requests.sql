@@ -110,7 +110,7 @@ final as (
                 then 'done'
             when answered.request_key is null then 'new'
             when newest_answers.request_key is null then 'with another text, prompt or model than before'
-            when len($questions::varchar[]) > 0 then 'with open questions'
+            when len($questions::varchar[]) > 0 then 'with questions not answered yet'
             else 'failed before'
         end as state,
         list_filter(

@@ -139,11 +139,12 @@ class Extraction(SingleRequest):
     def instructions(self) -> str:
         if self.schema:
             return f"Answer with JSON on one line that this JSON schema allows:\n{self.schema}"
-        first = (
-            "Answer with one JSON object on one line, with these fields; a field is null where the text does not say:"
-        )
+        first, nullable = "Answer with one JSON object on one line, with these fields", self.nullable_columns
+        if nullable:
+            where = "a field" if len(nullable) == len(self.asked) else ", ".join(nullable)
+            first += f"; {where} is null where the text does not say"
         lines = [f"- {name} ({c.type})" + (f": {c.ask}" if c.ask else "") for name, c in self.asked.items()]
-        return "\n".join([first, *lines])
+        return "\n".join([f"{first}:", *lines])
 
     def check(self, key: Sequence[str]) -> None:
         """See `AnswerKind.check`."""

@@ -60,6 +60,14 @@ class Hardware:
             return config
         return resolve_step_tokens(config, self.device, self.shape, self.free_bytes)
 
+    def corrected(self, speed_ratio: float) -> "Hardware":
+        """The hardware whose steps take `speed_ratio` times as long, see `find_speed_ratio`."""
+        if speed_ratio == 1.0:
+            return self
+        title = f"{self.device.title}, {speed_ratio:.2f} times its simulated time as in the newest nights"
+        device = _scale(self.device, title, 1 / speed_ratio)
+        return replace(self, device=replace(device, host_s_per_layer=self.device.host_s_per_layer * speed_ratio))
+
     def simulate(
         self,
         requests: Sequence[Request],

@@ -183,7 +183,7 @@ def test_a_question_that_is_added_is_asked_alone(nights: Nights) -> None:
     before = nights.answers("urgent, urgent_probability, topic, topic_probabilities")
     assert nights.run(nights.load(two)).num_rows == 0
     found = read.fn(make_source(nights.database, "model-1"), nights.load(QUESTIONS), nights.folder)
-    assert found.reasons == {"with open questions": NUM_ROWS}
+    assert found.reasons == {"with questions not answered yet": NUM_ROWS}
     summary = nights.run(nights.load(QUESTIONS))
     assert nights.num_asked == [2 * NUM_ROWS, 0, NUM_ROWS]
     assert (summary.num_rows, summary.num_ok, summary.num_already_done) == (NUM_ROWS, NUM_ROWS, 0)

@@ -57,6 +57,16 @@ def save(folder: Path, text: str) -> Path:
     return path
 
 
+def test_the_prompt_says_null_only_of_columns_that_may_be_null(tmp_path: Path) -> None:
+    def instructions(columns: str) -> str:
+        return load_workload(save(tmp_path, HEAD + f"[columns]\n{columns}")).kind.instructions
+
+    assert "with these fields; a field is null where the text does not say:\n" in instructions('due = "DATE"\n')
+    always = 'total = { type = "INTEGER", not_null = true }\n'
+    assert "null" not in instructions(always)
+    assert "with these fields; due is null where the text does not say:\n" in instructions(always + 'due = "DATE"\n')
+
+
 @pytest.fixture
 def workload(tmp_path: Path) -> Workload:
     return load_workload(save(tmp_path, HEAD + COLUMNS))
