@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
 
-from flows.command.commands import COMMANDS, HELP_FLAGS, MODULES
+from flows.command.commands import COMMANDS, HELP_FLAGS, MODULES, OF_NIGHT_FILES
 from flows.command.failure import EXIT_USAGE, fail
 
 
@@ -54,12 +54,13 @@ def _run_command(name: str, arguments: list[str]) -> int:
     from flows.command.prefect_server import temporary_server
     from flows.command.run_flow import run_flow
 
-    is_file = name == "nightly" and arguments[:1] != [] and arguments[0].endswith(".toml")
+    is_file = arguments[:1] != [] and arguments[0].endswith(".toml")
     needs_server = name not in ("report", "check", "advise") and not set(HELP_FLAGS) & set(arguments)
     with temporary_server() if needs_server else nullcontext():  # starts while the flow is imported
-        if is_file:
-            return run_flow(import_module("flows.nights.night").night, arguments)
-        return run_flow(getattr(import_module(MODULES.get(name, f"flows.{name}")), name), arguments)
+        module, function = MODULES.get(name, f"flows.{name}"), name
+        if is_file and name in OF_NIGHT_FILES:
+            module, function = OF_NIGHT_FILES[name]
+        return run_flow(getattr(import_module(module), function), arguments)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from prefect import flow
 from pydantic import Field
 
+from engine.config import EngineConfig
 from engine.device.placement import check_device
 from engine.encoding.families import is_encoder
 from engine.errors import ArtifactError, DatabaseError, ModelError
@@ -37,6 +38,8 @@ from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
+
+OF_ENCODERS = "whose nights have neither prefixes nor KV to explain"
 
 prepare_console()
 
@@ -76,31 +79,15 @@ def explain(
         attach: NAME=PATH of a folder, DuckDB or SQLite file that the SQL of workloads may read under this name.
         lock_timeout_seconds: seconds to wait while another process has the database open.
     """
-    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path fails here, before a folder is made next to it
-    try:
-        make_runs_folder(database)
-    except ArtifactError as error:
-        raise ArtifactError(f"{error}; tokens and plans are kept there, so copy the database elsewhere") from error
-    prune_cache(database)
-    config, named = engine.to_config(), None if device.lower() == "auto" else device
-    is_here = named is None or named.lower() in ("cpu", "cuda")
-    check_hardware(named or config.device.partition(":")[0])  # before a model is fetched
-    if is_here:
-        config = config if named is None else replace(config, device=named.lower())
-        check_device(config.device)
+    open_database(database, lock_timeout_seconds)
+    team, config, elsewhere = choose_team(engine.to_config(), workers, device)
     checkpoint = resolve_checkpoint(model)
     if is_encoder(checkpoint):
-        raise ModelError(f"model {model!r} is an encoder, whose nights have neither prefixes nor KV to explain")
-    if is_here:
-        team = lay_out_workers(workers, config)
-    else:
-        team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=config)
-        config = replace(config, dtype="auto")  # this machine need not have the number formats of that device
-    hardware = choose_hardware(checkpoint, team, named)
+        raise ModelError(f"model {model!r} is an encoder, {OF_ENCODERS}")
+    hardware = choose_hardware(checkpoint, team, elsewhere)
     hardware.kv_bytes(team.engine)  # a budget that does not fit fails here, before rows are read
     source = find_source(database, model, config, planning, full, find_attachments(attach))
-    if is_here:
+    if elsewhere is None:
         hardware = hardware.corrected(find_speed_ratio(source, config))
     chosen = load_workloads(workloads, source, adapter)
     with connect(database, read_only=True) as connection:
@@ -111,22 +98,53 @@ def explain(
             except DatabaseError as error:
                 later = "if an earlier workload makes it, explain this one after that one's night"
                 raise DatabaseError(f"{error}; {later}") from error
-    forecasts = [explain_workload(source, workload, team, hardware) for workload in chosen]
-    for forecast in forecasts:
-        publish_forecast(forecast)
+    forecasts = []
+    for workload in chosen:
+        with scratch_folder("explain") as folder:
+            (settled,) = settle_layouts(source, [workload], is_kept=False)
+            forecasts.append(explain_workload(source, settled, team, hardware, folder)[0])
+        publish_forecast(forecasts[-1])
     return forecasts
 
 
-def explain_workload(source: Source, workload: Workload, team: EngineTeam, hardware: Hardware) -> Forecast:
-    """Read, tokenize and plan one workload, then simulate it. Its artifacts are deleted at the end.
-    See `tasks.explain.explain`."""
-    with scratch_folder("explain") as folder:
-        (workload,) = settle_layouts(source, [workload], is_kept=False)
-        run = Run.begin(source, workload, {}, folder)
-        found, plan = read_and_plan(source, workload, run, team.num_engines)
-        if plan is not None:
-            LOGGER.info("%s: simulating", workload.name)
-        return explain_plan(source, workload, found, plan, run, team, hardware)
+def open_database(database: Path, lock_timeout_seconds: float) -> None:
+    """Make the folder in which the database's tokens and plans are kept. Raises `DatabaseError` for a wrong path or a
+    locked file, `ArtifactError` if the folder cannot be made."""
+    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
+        pass  # a wrong path fails here, before a folder is made next to it
+    try:
+        make_runs_folder(database)
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}; tokens and plans are kept there, so copy the database elsewhere") from error
+    prune_cache(database)
+
+
+def choose_team(
+    config: EngineConfig, workers: int | Literal["auto"], device: str
+) -> tuple[EngineTeam, EngineConfig, str | None]:
+    """The engines whose run is predicted, the settings with which this machine plans it, and the name of their device
+    if it is not here. Raises `ConfigError` for a device that there is not. See `explain`."""
+    if device.lower() in ("cpu", "cuda"):
+        config = replace(config, device=device.lower())
+    elsewhere = device if device.lower() not in ("auto", "cpu", "cuda") else None
+    check_hardware(elsewhere or config.device.partition(":")[0])
+    if elsewhere is None:
+        check_device(config.device)
+        return lay_out_workers(workers, config), config, None
+    team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=config)
+    return team, replace(config, dtype="auto"), elsewhere  # this machine need not have that device's number formats
+
+
+def explain_workload(
+    source: Source, workload: Workload, team: EngineTeam, hardware: Hardware, folder: Path
+) -> tuple[Forecast, Run]:
+    """Read, tokenize and plan one workload, then simulate it. Returns the forecast, and the run with its artifacts,
+    which are in `folder`. See `tasks.explain.explain`."""
+    run = Run.begin(source, workload, {}, folder)
+    found, plan = read_and_plan(source, workload, run, team.num_engines)
+    if plan is not None:
+        LOGGER.info("%s: simulating", workload.name)
+    return explain_plan(source, workload, found, plan, run, team, hardware), run
 
 
 if __name__ == "__main__":

@@ -9,17 +9,25 @@ from rich.table import Table
 
 from flows.text_page import TextPage, make_console, make_table, publish_page, show_duration, show_size
 from tasks.forecast.forecast import Forecast, Prediction, Quantiles
+from tasks.forecast.night_forecast import NightForecast
 
 ARTIFACT_COLUMNS = 120
 
 
-def print_forecasts(forecasts: Sequence[Forecast], *, is_json: bool) -> None:
-    """Print forecasts on standard output, as JSON or as tables."""
+def print_forecasts(found: Sequence[Forecast] | NightForecast, *, is_json: bool) -> None:
+    """Print forecasts, or that of a night file, on standard output, as JSON or as tables."""
     if is_json:
-        print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1), flush=True)
+        plain = asdict(found) if isinstance(found, NightForecast) else [asdict(forecast) for forecast in found]
+        print(json.dumps(plain, indent=1), flush=True)
         return
+    console = make_console()
+    forecasts = (
+        [each for batch in found.batches for each in batch.workloads] if isinstance(found, NightForecast) else found
+    )
     for forecast in forecasts:
-        show_forecast(forecast, make_console())
+        show_forecast(forecast, console)
+    if isinstance(found, NightForecast):
+        show_night_forecast(found, console)
 
 
 def show_forecast(forecast: Forecast, console: Console) -> None:
@@ -39,6 +47,39 @@ def show_forecast(forecast: Forecast, console: Console) -> None:
         console.print(f"- {sentence}")
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in forecast.seconds.items())
     console.print(f"\nExplained in {sum(forecast.seconds.values()):.1f} s: {stages}.\n")
+
+
+def show_night_forecast(night: NightForecast, console: Console) -> None:
+    """Print the batches of a night and their times."""
+    console.rule(f"{night.title}: simulated, no model was loaded", align="left", style="none")
+    table = make_table("", ("model", "workloads"), ("rows", "prompt tokens", "planned", "loading", "time"))
+    for batch in night.batches:
+        loading = "-" if batch.load_seconds is None else show_duration(batch.load_seconds)
+        names = " + ".join(forecast.workload for forecast in batch.workloads)
+        numbers = (
+            sum(forecast.num_rows for forecast in batch.workloads),
+            sum(forecast.num_prompt_tokens for forecast in batch.workloads),
+            batch.num_planned_tokens,
+        )
+        table.add_row(batch.model, names, *(f"{number:,}" for number in numbers), loading, show_duration(batch.seconds))
+    console.print(table)
+    line = f"The night takes {show_duration(night.seconds)}"
+    if any(batch.load_seconds is None for batch in night.batches):
+        line += " beside the time in which models are loaded"
+    if night.seconds_allowed is not None:
+        fits = "before" if night.seconds <= night.seconds_allowed else "after"
+        line += f", and would end {fits} its deadline, {show_duration(night.seconds_allowed)} after it begins"
+    console.print(f"{line}.")
+    for name, reason in night.unknown.items():
+        console.print(f"- {name} is not simulated: {reason}.")
+    console.print()
+
+
+def publish_night_forecast(night: NightForecast) -> None:
+    """Store the page as the artifact ``night-<title>`` of the calling flow run."""
+    page = TextPage(ARTIFACT_COLUMNS)
+    show_night_forecast(night, page.console)
+    publish_page("night", night.title, page.text, f"Simulated: {night.title}")
 
 
 def publish_forecast(forecast: Forecast) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 COMMANDS = {
     "nightly": "Answer the rows without an answer. batchloom nightly NIGHT.toml [--until 06:00] runs a night file.",
     "check": "Find the errors of a night, in seconds, without loading a model; --show N prints its first prompts.",
-    "explain": "Predict what the nightly flow would do and how long it would take, without loading the model.",
+    "explain": "Predict what a night, or NIGHT.toml, would do and how long it would take, without loading a model.",
     "advise": "Show how many tokens the order of a prompt's fields and instructions costs, and the best order.",
     "report": "Write the report of a run: one HTML file that needs no other file.",
     "evaluate": "Compare answers with gold rows or another run: accuracy, F1, nDCG, calibration, with intervals.",
@@ -31,8 +31,14 @@ MODULES = {
 }
 """By command, the module if it is not `flows.COMMAND`."""
 
+OF_NIGHT_FILES = {
+    "nightly": ("flows.nights.night", "night"),
+    "explain": ("flows.nights.explain_night", "explain_night"),
+}
+"""By command, the module and the flow for a night file, which is its first argument."""
+
 ARGUMENTS = {
-    "nightly": ("file", "NIGHT.toml"),
+    **dict.fromkeys(OF_NIGHT_FILES, ("file", "NIGHT.toml")),
     "compare": ("workloads", "OLD.toml NEW.toml --database PATH --model STR"),
     "check": ("file", "[NIGHT.toml]"),
     "advise": ("workload", "WORKLOAD"),

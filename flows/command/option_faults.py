@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.errors import WorkloadError
-from flows.command.commands import ARGUMENTS
+from flows.command.commands import ARGUMENTS, OF_NIGHT_FILES
 
 
 def describe_values(error: ValidationError, meanings: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
@@ -39,7 +39,7 @@ def describe_workloads(options: Mapping[str, Any]) -> Iterator[str]:
 
 NUMBERS = {"int": "a whole number", "float": "a number"}
 
-OF_NIGHT_FILES = ("--until", "--budget")
+ENDS = ("--until", "--budget")
 """Options of ``batchloom nightly`` that need a night file."""
 
 
@@ -50,9 +50,9 @@ def describe_usage(error: CycloptsError, command: str, options: Collection[str])
         command: its name.
         options: the names of all its options, such as "database".
     """
-    if isinstance(error, UnknownOptionError) and command == "nightly":
+    if isinstance(error, UnknownOptionError) and command in OF_NIGHT_FILES:
         flag = (error.token.keyword or error.token.value).partition("=")[0]
-        if flag in OF_NIGHT_FILES:
+        if command == "nightly" and flag in ENDS:
             return f"{flag} needs a night file: batchloom nightly NIGHT.toml {flag} VALUE (see docs/nights.md)"
         if "file" in options:
             return (
@@ -62,8 +62,8 @@ def describe_usage(error: CycloptsError, command: str, options: Collection[str])
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         given = error.root_input_tokens or []
         files = [token for before, token in pairwise(given) if token.endswith(".toml") and before != "--workload"]
-        if command == "nightly" and "file" not in options and files:
-            return f"a night file comes before the options: batchloom nightly {files[0]} ..."
+        if command in OF_NIGHT_FILES and "file" not in options and files:
+            return f"a night file comes before the options: batchloom {command} {files[0]} ..."
         unnamed, shown = ARGUMENTS.get(command, ("", ""))
         is_unnamed = error.argument.field_info.name == unnamed
         if is_unnamed and command == "compare":

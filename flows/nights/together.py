@@ -27,6 +27,7 @@ from tasks.runs.failure_rate import check_input
 from tasks.runs.infer_job import InferJob, JobMember
 from tasks.runs.run import Run
 from tasks.runs.run_summary import RunSummary
+from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.row_numbers import count_planned, find_first_row_ids
@@ -103,7 +104,8 @@ def _infer(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactR
         except FailureRateError as error:
             return {workload.name: error}
     num_planned = [count_planned(ref) for ref in tokens]
-    if infer_together(night, runs, tokens, _plan_together(night, runs, tokens)) is None:
+    plan = plan_together(night.source, runs, tokens, night.num_engines)
+    if infer_together(night, runs, tokens, plan) is None:
         return {workload.name: num_rows for (workload, _), num_rows in zip(runs, num_planned, strict=True)}
     ends: dict[str, int | Exception] = {}
     for (workload, run), num_rows in zip(runs, num_planned, strict=True):
@@ -114,12 +116,19 @@ def _infer(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactR
     return ends
 
 
-def _plan_together(night: Night, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef]) -> ArtifactRef:
-    """The plan of all prompts. Each run notes it, and how many prompt tokens it shares with each other run."""
+def plan_together(
+    source: Source, runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef], num_engines: int
+) -> ArtifactRef:
+    """The plan of all prompts. Each run notes it, and how many prompt tokens it shares with each other run.
+
+    Args:
+        tokens: the prompts of each run.
+        num_engines: that infer the plan.
+    """
     num_answer_tokens = round(_average([workload.kind.max_answer_tokens for workload, _ in runs], tokens))
     with measure_all([run for _, run in runs], "plan"):
-        joint = join_tokens(str(night.source.database), tokens)
-        plan = plan_prefix(night.source, joint, num_answer_tokens, night.num_engines)
+        joint = join_tokens(str(source.database), tokens)
+        plan = plan_prefix(source, joint, num_answer_tokens, num_engines)
         shared = count_shared(joint, find_first_row_ids(tokens), runs[0][1].folder)
     sharing = read_plan_summary(plan).sharing
     names = [workload.name for workload, _ in runs]
@@ -142,23 +151,25 @@ def infer_together(
     Args:
         tokens, plan: the prompts of each run, and the plan of all.
     """
-    source, summary = night.source, read_plan_summary(plan)
-    lengths = [read_answer_length(source.database, workload) for workload, _ in runs]
-    firsts = find_first_row_ids(tokens)
-    members = (
+    summary, members = read_plan_summary(plan), list_members(runs, tokens)
+    job = night.make_job(plan, *members)
+    LOGGER.info("%s: %s", job.title, summary.text)
+    lengths = [member.expected_output_tokens or member.workload.kind.max_answer_tokens for member in members]
+    parts = infer_plan(night, job, summary, [run for _, run in runs], _average(lengths, tokens))
+    return None if parts is None else job
+
+
+def list_members(runs: Sequence[WorkloadRun], tokens: Sequence[ArtifactRef]) -> list[JobMember]:
+    """Each run as a member of the job of a joint plan, see `InferJob`; `tokens` are the prompts of each run."""
+    return [
         JobMember(
             run_folder=run.folder,
             workload=workload,
             first_row_id=first_row_id,
-            expected_output_tokens=length.expected_output_tokens,
+            expected_output_tokens=read_answer_length(run.database, workload).expected_output_tokens,
         )
-        for (workload, run), first_row_id, length in zip(runs, firsts, lengths, strict=True)
-    )
-    job = night.make_job(plan, *members)
-    LOGGER.info("%s: %s", job.title, summary.text)
-    num_answer_tokens = _average([length.num_tokens for length in lengths], tokens)
-    parts = infer_plan(night, job, summary, [run for _, run in runs], num_answer_tokens)
-    return None if parts is None else job
+        for (workload, run), first_row_id in zip(runs, find_first_row_ids(tokens), strict=True)
+    ]
 
 
 def _average(values: Sequence[int], tokens: Sequence[ArtifactRef]) -> float:
