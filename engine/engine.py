@@ -116,7 +116,7 @@ class Engine(BatchCalls):
             from engine.tensor_parallel.ranks import lead  # imported only when needed
 
             return lead(partial(cls.load, source, config), Path(source), config)
-        use_device(device)
+        device = use_device(device)
         use_threads(config.num_threads)
         if shard is None and (not isinstance(source, Path) or read_plain_config(source) is None):
             from engine.model.proof.probe import prove_source  # seconds to import

@@ -155,6 +155,11 @@ def worker_options(engine: EngineConfig) -> Mapping[str, Any]:
             "gives each worker one: set runner to local"
         )
     has_gpus = engine.device == "cuda" or (engine.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
+    if has_gpus and engine.disaggregation == "processes":
+        raise ConfigError(
+            "disaggregation 'processes' computes prompts on a second GPU, and a Ray cluster gives each worker one: set "
+            "it to none or virtual, or runner to local"
+        )
     # Ray would wait forever for a worker with more cores than any host has.
     most_cores = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=1)
     share = {"num_gpus": 1} if has_gpus else {"num_cpus": max(1, min(engine.num_threads, most_cores))}

@@ -19,9 +19,13 @@ def run(stage: StageRun) -> None:
         return
     with tuned_launches(stage):
         for case in (TINY_CASE,) if stage.is_tiny else wanted_cases():
-            stage.measure(case.name, lambda case=case: measure(case, stage.run.device, Ceilings(**reached)))
-            torch.cuda.empty_cache()
+            stage.measure(case.name, lambda case=case: _measure(case, stage.run.device, Ceilings(**reached)))
     print(summary(list(measured_cases(stage).values())))
+
+
+def _measure(case: Case, device: torch.device, ceilings: Ceilings) -> dict[str, Any]:
+    torch.cuda.empty_cache()  # of the case before
+    return measure(case, device, ceilings)
 
 
 def measured_cases(stage: StageRun) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from benchmarks.kernels.attention import gated
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
 from benchmarks.kernels.attention_implementations import OURS, QUICK, every_launch
 from benchmarks.kernels.attention_step import TINY_CASE, Case, Step, check_cases
-from benchmarks.kernels.gpu import device_time, error_of
+from benchmarks.kernels.gpu import device_time, error_of, in_one_line
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from benchmarks.random_model import SHAPES, model_config, write_checkpoint
 from engine.device.gpu import find_fp8
 from engine.errors import ConfigError
+from engine.execution.step_graphs import DeviceGraph
 from engine.kernels.draw import draw_tokens as draw_tokens_ref
 from engine.kernels.reference import paged_attention_ref
 from engine.kernels.scoring import Scoring
@@ -65,6 +66,7 @@ def run(stage: StageRun) -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_checkpoint(Path(folder), SHAPES[shape])
             _answers(stage, shape, Answering(folder, str(stage.run.device), SHAPES[shape]["vocab_size"]))
+    stage.measure("a capture that fails", partial(_fail_a_capture, stage.run.device))
     stage.measure("compute-sanitizer", lambda: _sanitize(lambda: stage.seconds_left))
 
 
@@ -79,6 +81,30 @@ def _answers(stage: StageRun, shape: str, answering: Answering) -> None:
         config = ModelShape.from_config(model_config(SHAPES[shape]), dtype="float32")
         for name, settings in policies(config.kv_bytes_per_token):
             stage.measure(f"{name} answers, {shape}", partial(answering.judge, "float32", **settings))
+
+
+def _fail_a_capture(device: torch.device) -> str:
+    """Check that memory can be given back, and the next graph captured, after a capture that the driver ends.
+
+    Raises:
+        WrongAnswerError: the next graph computes something else, or what ends a capture was captured.
+    """
+    if device.type == "cpu":
+        return "not run: there are no graphs here"
+    stream, number = torch.cuda.Stream(device), torch.ones(1, device=device)  # type: ignore[no-untyped-call]
+    try:
+        DeviceGraph(stream, None).capture(lambda: print(number.item()))
+    except RuntimeError as error:
+        why = in_one_line(error)
+    else:
+        raise WrongAnswerError("a copy to the host was captured")
+    torch.cuda.empty_cache()
+    graph = DeviceGraph(stream, None)
+    graph.capture(lambda: print(number.add_(1).shape))
+    graph.replay()
+    if number.item() != 2:
+        raise WrongAnswerError(f"the graph after it gave {number.item()}, not 2")
+    return why
 
 
 def _tiles(case: Case, device: torch.device) -> dict[str, str]:

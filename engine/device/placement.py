@@ -35,12 +35,16 @@ def resolve_device(name: str) -> "torch.device":
     return torch.device(name)
 
 
-def use_device(device: "torch.device") -> None:
-    """Makes a GPU the current device of this thread, for kernels, graphs and events."""
+def use_device(device: "torch.device") -> "torch.device":
+    """Makes a GPU the current device of this thread, for kernels, graphs and events. Returns it with its number;
+    without one it is the device that is current now."""
     import torch
 
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
+    if device.type != "cuda":
+        return device
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def use_threads(num_threads: int) -> None:

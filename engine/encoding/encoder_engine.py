@@ -67,8 +67,7 @@ class EncoderEngine(BatchCalls):
         if config.dtype in ("fp8", "int8"):
             raise ConfigError(f"dtype {config.dtype!r} is for decoders, this is an encoder")
         folder = resolve_checkpoint(model)
-        device = resolve_device(config.device)
-        use_device(device)
+        device = use_device(resolve_device(config.device))
         use_threads(config.num_threads)
         encoder = Encoder.load(folder, dtype=find_dtype(config.dtype, device), device=device, adapter=adapter)
         return cls(encoder, config, find_longest_text(folder), adapter)

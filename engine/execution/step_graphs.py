@@ -12,6 +12,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -56,15 +57,24 @@ class DeviceGraph:
     def __init__(self, stream: torch.cuda.Stream, other: "DeviceGraph | None") -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._stream = stream
-        self._pool = None if other is None else other._graph.pool()
+        self._pool: Any = torch.cuda.graph_pool_handle() if other is None else other._pool
 
     def capture(self, compute: Callable[[], None]) -> None:
-        """Records the launches of `compute` without computing them."""
+        """Records the launches of `compute` without computing them.
+
+        Before 2.13, torch leaves a capture open that the driver has ended: its allocator then gives no memory back, and
+        all later captures fail (pytorch #180395). So a capture that fails is closed here.
+        """
         stream = torch.cuda.current_stream()
         try:
             # "thread_local": other threads may use the device during the capture.
             with torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 compute()
+        except Exception:
+            with suppress(Exception):  # the first call raises where torch has closed the capture
+                torch._C._cuda_endAllocateToPool(self._stream.device_index, self._pool)
+                torch._C._cuda_releasePool(self._stream.device_index, self._pool)
+            raise
         finally:
             torch.cuda.set_stream(stream)  # a failed capture leaves its own stream current
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.config import EngineConfig
+from engine.device.placement import use_device
 from engine.execution.output import TokenSampler
 from engine.kv.kv_cache import KVCache
 from engine.kv.kv_layout import kept_windows
@@ -75,6 +76,7 @@ class StepRunner:
         Args:
             pending_token_ids: int64, tokens that the step before samples, where only the device knows them yet.
         """
+        use_device(self.model.device)  # the caller may have computed with another model since the last step
         if self.model.shard is not None:
             self.model.shard.send(batch)
         hidden = None if self.graphs is None else self.graphs.forward(batch, pending_token_ids)

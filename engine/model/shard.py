@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 LONGEST_WAIT = timedelta(minutes=20)
-"""Time-out of a collective: another rank may still be reading its weights."""
+"""Time-out of a collective of CPUs, and of a meeting: another rank may still be reading its weights. On GPUs NCCL's
+time-out is off (`TORCH_NCCL_ASYNC_ERROR_HANDLING`), so a rank that hangs is not noticed."""
 
 
 class Shard:

@@ -108,7 +108,9 @@ def judge_failure(error: Exception) -> Failure:
         reason=f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}",
         is_out_of_memory=is_out_of_memory(error),
     )
-    if not failure.is_out_of_memory and (isinstance(error, torch.AcceleratorError) or has_failed()):
+    is_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    never_worked = isinstance(error, torch.AcceleratorError) and not is_initialized
+    if not failure.is_out_of_memory and (never_worked or has_failed()):
         raise DeviceError(f"the device fails: {failure.reason}") from error
     return failure
 

@@ -91,25 +91,27 @@ def test_a_forecast_foretells_the_night(nights: Any, add_bad_rows: Any) -> None:
 
 def test_time_on_this_machine_is_corrected_by_earlier_nights(nights: Any) -> None:
     """A night was a hundred times as slow as it was predicted; on another device that says nothing."""
-    before, elsewhere = (run_explain(nights, "snippets", device=device)[0].prediction for device in ("auto", "h200"))
+
+    def predict(device: str) -> Any:
+        return run_explain(nights, "snippets", device=device, full=True)[0].prediction
+
+    before, elsewhere = predict("auto"), predict("h200")
     nights.run()
     with duckdb.connect(nights.path) as connection:
         connection.execute("update steps set duration_ms = 100")
         connection.execute(
-            "update runs set config = json_merge_patch(config, prediction) from (select run_id, json_object('prediction',"
-            " json_object('num_computed_tokens', num_tokens, 'step_seconds', num_steps / 1000)) as prediction"
+            "update runs set config = json_merge_patch(config, prediction) from (select run_id,"
+            " json_object('prediction', json_object('num_computed_tokens', num_tokens, 'step_seconds',"
+            " num_steps / 1000)) as prediction"
             " from (select run_id, count(*) as num_steps,"
             " sum(num_decode_tokens + num_suffix_tokens + num_prefix_tokens) as num_tokens from steps group by run_id))"
             " as predicted where runs.run_id = predicted.run_id"
         )
-    after, still_elsewhere = (
-        run_explain(nights, "snippets", device=device, full=True)[0].prediction for device in ("auto", "h200")
-    )
-    assert before and elsewhere and after and still_elsewhere
+    after = predict("auto")
     assert after.seconds > 50 * before.seconds  # both measured this machine
     assert "100.00 times its simulated time" in after.device.title
     assert "times its simulated time" not in before.device.title
-    assert still_elsewhere.device == elsewhere.device
+    assert predict("h200").device == elsewhere.device
 
 
 def test_policies_go_from_no_sharing_to_the_best(nights: Any) -> None:

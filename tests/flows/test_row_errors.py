@@ -180,6 +180,17 @@ def test_a_device_that_fails_ends_the_run_at_once(nights: Any) -> None:
     assert spoiler.num_forwards == 1
 
 
+def test_an_error_that_leaves_the_device_usable_is_one_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of an operation on an odd shape: the rows are tried again, and isolated."""
+    error = torch.AcceleratorError("CUDA error: invalid configuration argument")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert judge_failure(error).reason == "AcceleratorError: CUDA error: invalid configuration argument"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    with pytest.raises(DeviceError, match="the device fails: AcceleratorError"):
+        judge_failure(error)
+
+
 def test_a_device_that_failed_is_told_by_any_error_after_it(nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later launch fails with an error of Triton or cuBLAS, for which no row is to blame."""
 

@@ -88,7 +88,7 @@ class DeviceWork:
         self.capacity = capacity
         self.num_tiles = capacity.num_tiles
         self.num_prefix_tiles = 0
-        self.work = torch.zeros(starts[-1], dtype=torch.int32, device=device)
+        self.work = torch.empty(starts[-1], dtype=torch.int32, device=device)
         self.row_ids_at, self.rows_at, slots_at, self.block_table_at = starts[1:5]
         self._slots_part = slice(slots_at, slots_at + sizes[3])
         self.slots = self.work[self._slots_part].view(torch.int64)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import Engine, EngineConfig
-from engine.device.placement import check_device, resolve_device, use_threads
+from engine.device.placement import check_device, resolve_device, use_device, use_threads
 from engine.errors import ConfigError
 
 
@@ -28,6 +28,17 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.
         check_device(name)
     with pytest.raises(ConfigError, match="device 'cuda:2': torch finds 2 here, the last is 'cuda:1'"):
         check_device("cuda:2")
+
+
+def test_a_device_without_a_number_is_the_one_that_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a second engine on another GPU does not move the first one's launches there."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert use_device(torch.device("cuda")) == torch.device("cuda", 3)
+    assert use_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert use_device(torch.device("cpu")) == torch.device("cpu")
+    assert chosen == [3, 1]
 
 
 def test_a_name_that_torch_does_not_know_is_refused() -> None:

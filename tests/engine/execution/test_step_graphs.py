@@ -1,17 +1,71 @@
 """The room that a graph reserves for attention: decode steps of any shape fit, so that hardly one runs without."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.kernels.attention_batches import GroupSize, make_batch
-from engine.execution.step_graphs import BUCKETS, find_buckets, work_capacity
+from engine.execution.step_graphs import BUCKETS, DeviceGraph, find_buckets, work_capacity
 from engine.kernels.triton.device_work import WorkCapacity
 from engine.kernels.triton.tuned import load_tuned
 from engine.kernels.triton.work_list import build_work_list
 
 BLOCK_SIZE = 32
+
+
+class OldTorch:
+    """What torch 2.11 does with captures, as far as `DeviceGraph` calls it: one that the driver ends stays open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open_pools: set[tuple[int, int]] = set()
+        self.released: list[tuple[int, int]] = []
+        replaced = {"CUDAGraph": object, "graph": self.graph, "empty_cache": self.empty_cache}
+        replaced |= {"graph_pool_handle": lambda: (0, 7), "current_stream": object, "set_stream": lambda stream: None}
+        for name, value in replaced.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end, raising=False)
+        monkeypatch.setattr(
+            torch._C, "_cuda_releasePool", lambda index, pool: self.released.append(pool), raising=False
+        )
+
+    @contextmanager
+    def graph(self, graph: object, pool: tuple[int, int], **others: object) -> Iterator[None]:
+        self.empty_cache()
+        self.open_pools.add(pool)
+        try:
+            yield
+        except MemoryError:  # the capture itself is valid, so torch closes it
+            self.open_pools.discard(pool)
+            raise
+        self.open_pools.discard(pool)
+
+    def empty_cache(self) -> None:
+        if self.open_pools:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+    def end(self, index: int, pool: tuple[int, int]) -> None:
+        if pool not in self.open_pools:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.open_pools.discard(pool)
+
+
+@pytest.mark.parametrize("error", [MemoryError("out of memory"), RuntimeError("operation not permitted")])
+def test_after_a_capture_that_fails_others_succeed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    old = OldTorch(monkeypatch)
+    stream: Any = SimpleNamespace(device_index=0)
+    with pytest.raises(type(error)):
+        DeviceGraph(stream, None).capture(fail)
+    assert old.released == ([(0, 7)] if type(error) is RuntimeError else []), "torch releases what it has closed"
+    torch.cuda.empty_cache()
+    DeviceGraph(stream, DeviceGraph(stream, None)).capture(lambda: None)
 
 
 def decode_step(num_rows: int, rng: random.Random) -> list[GroupSize]:

@@ -22,7 +22,7 @@ from prefect.runner import Runner
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from flows.quality.compare import compare
-from flows.ray_cluster import STOP_SECONDS, RayCluster
+from flows.ray_cluster import STOP_SECONDS, RayCluster, worker_options
 from flows.settings import EngineSettings, WorkerSettings
 from flows.workers import Workers
 from tasks.recover import STOP_LOCK_TIMEOUT_SECONDS
@@ -251,3 +251,14 @@ def test_an_engine_that_a_cluster_cannot_hold_is_refused_before_any_work(nights:
     with pytest.raises(ConfigError, match="a Ray cluster gives each worker one: set runner to local"):
         nights.run("snippets", machines=on_ray, engine=EngineSettings(tensor_parallel_size=2))
     assert not list(nights.runs.glob("*-*")), "no run was begun"
+
+
+def test_a_second_gpu_for_prompts_is_refused_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be another worker's."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 2.0, "CPU": 4.0})
+    monkeypatch.setattr(ray, "nodes", list)
+    with pytest.raises(ConfigError, match="disaggregation 'processes' computes prompts on a second GPU"):
+        worker_options(EngineConfig(disaggregation="processes"))
+    assert worker_options(EngineConfig())["num_gpus"] == 1
+    assert "num_cpus" in worker_options(EngineConfig(device="cpu", disaggregation="processes"))
