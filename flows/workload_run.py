@@ -162,6 +162,9 @@ def read_rows(source: Source, workload: Workload, run: Run) -> ReadResult:
         reasons = ", ".join(f"{num_rows:,} {reason}" for reason, num_rows in found.reasons.most_common())
         rows = f"{found.num_selected:,} rows to answer"
         LOGGER.info("%s: %s", workload.name, rows if source.full else f"{rows}: {reasons}")
+    if found.num_hidden:
+        line = "%s: %s rows have the key of another row and another text: latest_%s shows one answer of each key"
+        LOGGER.warning(line, workload.name, f"{found.num_hidden:,}", workload.output.table)
     return found
 
 

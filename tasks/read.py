@@ -5,6 +5,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,21 @@ of rows, not by the length of texts, and would hold all texts in memory; without
 computes the smallest and the largest id, and fails if one is not UTF-8, which must only be an error of its row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+HIDDEN = "hidden"
+"""The count of rows that have the key of another row and another content, beside the counts of states."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadResult:
     """What was read: ``requests.parquet``, the number of its rows, the number of rows that an earlier run answered and
-    that have not changed since, and why the others are to be answered, with numbers of rows."""
+    that have not changed since, why the others are to be answered, with numbers of rows, and how many of these have the
+    key of another one and another content."""
 
     requests: ArtifactRef
     num_selected: int
     num_already_done: int
     reasons: Counter[str]
+    num_hidden: int
 
 
 def requests_schema(workload: Workload) -> pa.Schema:
@@ -88,12 +95,13 @@ def read(source: Source, workload: Workload, folder: Path) -> ReadResult:
             open_rows = _take_open(rows, requests_schema(workload), states)
             hash_columns = {name: name.replace("text_", "hash_", 1) for name in texts}
             ordered = sort_batches(open_rows, "sort_key", folder, hash_columns=hash_columns)
+            ordered = _count_hidden(ordered, len(workload.key), states)
             path = folder / "requests.parquet"
             requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, texts))
         except (duckdb.DataError, duckdb.ProgrammingError) as error:  # a value that the query cannot compute with
             raise DatabaseError(f"{database}: in the query of workload {workload.name!r}: {explain(error)}") from error
-    num_done = states.pop("done", 0)
-    return ReadResult(requests=requests, num_selected=requests.num_rows, num_already_done=num_done, reasons=states)
+    num_done, num_hidden = states.pop("done", 0), states.pop(HIDDEN, 0)
+    return ReadResult(requests, requests.num_rows, num_done, states, num_hidden)
 
 
 def _select_rows(connection: duckdb.DuckDBPyConnection, source: Source, workload: Workload) -> pa.RecordBatchReader:
@@ -144,6 +152,18 @@ def _take_open(rows: pa.RecordBatchReader, schema: pa.Schema, states: Counter[st
         if "open_questions" in columns:
             columns["open_questions"] = columns["open_questions"].cast(NUMBERS)
         yield pa.RecordBatch.from_pydict(columns)
+
+
+def _count_hidden(rows: Iterable[pa.RecordBatch], num_keys: int, states: Counter[str]) -> Iterator[pa.RecordBatch]:
+    """Sorted rows as they are; `states` counts those that have the key of the row before and another content."""
+    last: list[pa.RecordBatch] = []
+    for batch in rows:
+        own = batch.select([*batch.schema.names[:num_keys], "content_key"])
+        both = pa.concat_batches([*last, own])
+        *has_same_key, has_same_content = (pc.equal(column[1:], column[:-1]) for column in both.columns)
+        states[HIDDEN] += pc.sum(pc.and_not(reduce(pc.and_, has_same_key), has_same_content)).as_py() or 0
+        last = [both[-1:]]
+        yield batch
 
 
 def _number_rows(rows: Iterable[pa.RecordBatch], workload: Workload, texts: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -113,6 +113,18 @@ def test_a_deleted_content_of_a_key_is_not_shown_after_the_next_night(tickets: A
     assert tickets.prepare(workload).read.num_already_done == 4
 
 
+def test_rows_that_the_view_will_not_show_are_counted(tickets: Any, topics: Path) -> None:
+    """Two contents of a key, also where they are on both sides of a batch's end; equal rows have equal answers."""
+    workload = load_workload(topics)
+    assert tickets.prepare(workload, lambda row: None).read.num_hidden == 0
+    tickets.sql("insert into tickets from tickets where ticket_id = 't-2'")
+    tickets.sql("insert into tickets values (null, 'Card', 'Where?'), (null, 'Card', 'Who?')")
+    assert tickets.prepare(workload, lambda row: None).read.num_hidden == 0
+    num_contents = "select 'x' || i // 3, 'Card', 'Text ' || i % 3 from range(9000) as x (i)"  # three of each key
+    tickets.sql(f"insert into tickets {num_contents}")
+    assert tickets.prepare(workload, lambda row: None).read.num_hidden == 6000
+
+
 def test_its_views_do_not_depend_on_the_reader_s_time_zone(tickets: Any, topics: Path) -> None:
     """Keys with a time zone are text in UTC in the output table."""
     topics.write_text(BLOCKS["topics.toml"].replace('["ticket_id"]', '["ticket_id", "Opened At"]'))
