@@ -9,7 +9,7 @@ COMMANDS = {
     "advise": "Show how many tokens the order of a prompt's fields and instructions costs, and the best order.",
     "report": "Write the report of a run: one HTML file that needs no other file.",
     "evaluate": "Compare answers with gold rows or another run: accuracy, F1, nDCG, calibration, with intervals.",
-    "compare": "Answer a sample of rows with two prompts and show which answers change.",
+    "compare": "Answer a sample of rows with two prompts, or two models, and show which answers change.",
     "calibrate": "Correct probabilities by gold rows: of answers with probability 0.9, nine in ten should be right.",
     "demo": "Run the nightly flow on a demo database and show its results.",
 }

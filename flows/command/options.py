@@ -18,7 +18,7 @@ from flows.settings import RENAMED
 
 SHOWN_FIRST = (
     *("file", "database", "model", "workloads", "full", "until", "budget", "publish", "sample", "show"),
-    *("workload", "gold", "run", "against", "min", "max", "device", "dtype", "kv_memory", "workers"),
+    *("workload", "gold", "new_model", "run", "against", "min", "max", "device", "dtype", "kv_memory", "workers"),
 )
 """Options that ``--help`` shows, which shows all of a command with few."""
 

@@ -25,7 +25,9 @@ def render_comparison(found: PromptDiff, columns: int = 0) -> str:
     changed = found.changed
     share = len(changed) / len(found.rows)
     title = f"{first} against {second}: {len(changed):,} of {len(found.rows):,} rows have another answer ({share:.1%})"
-    tokens = f"{found.num_tokens_together:,} prompt tokens computed in one batch; {found.num_tokens_apart:,} in two"
+    tokens = f"{found.num_tokens_apart:,} prompt tokens computed"
+    if found.num_tokens_together is not None:
+        tokens = f"{found.num_tokens_together:,} prompt tokens computed in one batch; {found.num_tokens_apart:,} in two"
     page.console.print(f"{title}\n{tokens}")
     if changed:
         page.console.print(_list_changes(found, changed[:MOST_ROWS]))

@@ -49,7 +49,7 @@ class PromptDiff:
         changed: those with different answers.
         agreements: of both answers, by column.
         differences: of metrics against gold.
-        num_tokens_together: prompt tokens that one batch of both computes.
+        num_tokens_together: prompt tokens that one batch of both computes; None where two models answer.
         num_tokens_apart: prompt tokens that a batch of each would compute.
         forecast: for all rows of the second workload; None if the model's cost on the device is not known.
     """
@@ -60,7 +60,7 @@ class PromptDiff:
     changed: tuple[PairedRow, ...] = ()
     agreements: tuple[Metric, ...] = ()
     differences: tuple[Difference, ...] = ()
-    num_tokens_together: int = 0
+    num_tokens_together: int | None = 0
     num_tokens_apart: int = 0
     forecast: SampledForecast | None = None
 

@@ -92,6 +92,36 @@ def test_both_sides_answer_as_their_own_nights_would(
     assert "Answering all rows by new:" in page
 
 
+def test_two_models_answer_one_after_the_other(
+    nights: Any, tmp_path: Path, tiny_checkpoint: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each side has the answers of its own model's night; the forecast is for the new one."""
+    short = write_variant(tmp_path, "snippets", "short", **{"max_new_tokens = 48": "max_new_tokens = 8"})
+    other = tiny_checkpoint("qwen3")
+    found = run_compare(nights, short, short, new_model=str(other), sample=7)
+    assert len(found.rows) == 7
+    assert found.names == (f"short ({nights.model.name})", f"short ({other.name})")
+    assert found.num_tokens_together is None
+    assert found.num_tokens_apart > 0
+    assert found.forecast is not None
+    assert found.forecast.num_rows == 12
+    expected = []
+    for model in (nights.model, other):
+        nights.model = model
+        nights.run(short, full=True)
+        answers = nights.sql("select doc_id, query_id, snippet from latest_short")
+        expected.append({(doc, query): text for doc, query, text in answers})
+    assert expected[0] != expected[1]
+    for row in found.rows:
+        key = (row.second.key["doc_id"], row.second.key["query_id"])
+        assert [side.answer["snippet"] for side in row] == [texts[key] for texts in expected]
+    assert f"{found.num_tokens_apart:,} prompt tokens computed\n" in render_comparison(found, 140)
+
+    options = ["--database", str(nights.path), "--model", str(other), "--new-dtype", "bfloat16", "--sample", "3"]
+    assert batchloom(["compare", short, short, *options, "--dtype", "float32", "--kv-memory", "8MiB"]) == 0
+    assert f"short ({other.name}, float32) against short ({other.name}, bfloat16)" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_gold_says_which_is_better_with_a_paired_interval(
     nights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
