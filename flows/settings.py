@@ -1,6 +1,5 @@
 """The settings of a user: each field is a field of Prefect's form and an option of the command line."""
 
-import logging
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +14,6 @@ from pydantic import (
     ValidationInfo,
     create_model,
     field_validator,
-    model_validator,
 )
 
 from engine.config import EngineConfig
@@ -27,11 +25,6 @@ from tasks.database.attach import parse_attachments
 from tasks.runs.object_store import ObjectStore, check_url
 from tasks.storage.artifact import runs_folder
 from tasks.workers.engine_team import lay_out_workers
-
-LOGGER = logging.getLogger("batchloom")
-
-RENAMED = {"chunk_tokens": "max_num_batched_tokens"}
-"""Old to new names of fields; the old ones are accepted for one more release."""
 
 _ENGINE_ONLY = ("attention", "compile", "cuda_graphs", "prefix_folder")
 """Fields of `EngineConfig` that only tests, benchmarks and the flows themselves set."""
@@ -60,28 +53,11 @@ def _engine_fields() -> dict[str, Any]:
     return found
 
 
-def _add_renamed(schema: dict[str, Any]) -> None:
-    for old, new in RENAMED.items():
-        about = {name: value for name, value in schema["properties"][new].items() if name not in ("default", "title")}
-        schema["properties"][old] = {**about, "deprecated": True, "description": f"old name of {new}"}
-
-
 _EngineFields: Any = create_model("_EngineFields", __base__=Settings, **_engine_fields())
 
 
 class EngineSettings(_EngineFields):  # type: ignore[misc]  # its fields are those of `EngineConfig`
     """How the model computes; see `engine.EngineConfig`."""
-
-    model_config = ConfigDict(json_schema_extra=_add_renamed)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        for old in RENAMED.keys() & given.keys():
-            LOGGER.warning("%s is now called %s; the old name goes with the next release", old, RENAMED[old])
-        return {RENAMED.get(name, name): value for name, value in given.items()}
 
     def to_config(self, database: Path | None = None) -> EngineConfig:
         """The engine's configuration; raises `ConfigError` for a wrong value. KV is kept in the runs folder."""

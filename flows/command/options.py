@@ -1,7 +1,6 @@
 """The options of a command, made from its function's parameters and the fields of its settings."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import make_dataclass
 from itertools import chain
@@ -14,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 from engine.errors import ConfigError
 from flows.command.commands import ARGUMENTS, COMMANDS, FLAGS, HELP_FLAGS, show_default
 from flows.command.option_faults import describe_usage, describe_values
-from flows.settings import RENAMED
 
 SHOWN_FIRST = (
     *("file", "database", "model", "workloads", "full", "until", "budget", "publish", "sample", "show"),
@@ -106,7 +104,7 @@ def _parse(command: str, options: Mapping[str, _Option], arguments: Sequence[str
     app["--help"].group = Group("Parameters")
     app.default(collect)
     try:
-        given: dict[str, Any] | None = app(list(map(_rename, arguments)), exit_on_error=False, print_error=False)
+        given: dict[str, Any] | None = app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise ConfigError(describe_usage(error, command, options)) from error
     return given
@@ -114,13 +112,3 @@ def _parse(command: str, options: Mapping[str, _Option], arguments: Sequence[str
 
 def _flag(name: str) -> str:
     return "--workload" if name == "workloads" else f"--{name.replace('_', '-')}"
-
-
-def _rename(argument: str) -> str:
-    """The argument with an option's old name replaced by the new one."""
-    flag, equals, value = argument.partition("=")
-    for old, new in RENAMED.items():
-        if flag == _flag(old):
-            print(f"{flag} is now called {_flag(new)}; the old name goes with the next release", file=sys.stderr)
-            return f"{_flag(new)}{equals}{value}"
-    return argument

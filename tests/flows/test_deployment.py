@@ -39,19 +39,12 @@ def deployments() -> dict[str, dict[str, Any]]:
     return {deployment["name"]: deployment for deployment in found}
 
 
-def test_deployments_are_the_flows_with_parameters_they_take(
-    deployments: dict[str, dict[str, Any]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_deployments_are_the_flows_with_parameters_they_take(deployments: dict[str, dict[str, Any]]) -> None:
     assert list(deployments) == ["nightly", "explain"]
     for name, deployment in deployments.items():
         flow = load_flow_from_entrypoint(deployment["entrypoint"])
         assert flow.name == name
         flow.validate_parameters(deployment["parameters"])
-        old = flow.validate_parameters({**deployment["parameters"], "engine": {"chunk_tokens": 64}})
-        assert old["engine"].max_num_batched_tokens == 64
-        assert caplog.messages[-1].startswith("chunk_tokens is now called max_num_batched_tokens; ")
-        schema = flow.parameters.model_dump_for_openapi()["definitions"]["EngineSettings"]["properties"]
-        assert schema["chunk_tokens"]["deprecated"], "a server lets it through"
     of_file = load_flow_from_entrypoint("flows/nights/night.py:night")  # as docs/operating.md says
     assert of_file.validate_parameters({"file": "night.toml"})["file"] == Path("night.toml")
     (schedule,) = deployments["nightly"]["schedules"]

@@ -16,9 +16,8 @@
 
 create or replace temp table report_timeline as
 with settings as (
-    -- older runs call the setting chunk_tokens
     select
-        coalesce(config ->> '$.engine.max_num_batched_tokens', config ->> '$.engine.chunk_tokens') as token_budget,
+        config ->> '$.engine.max_num_batched_tokens' as token_budget,
         coalesce(try_cast(token_budget as bigint), (config ->> '$.step_tokens')::bigint) as max_num_batched_tokens,
         if(token_budget = 'auto', 2048, 1) as least_tokens
     from runs

@@ -413,14 +413,11 @@ def test_summaries_as_json(nights: Any, capfd: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_old_name_of_an_option_and_too_many_threads_are_a_line_each(
-    nights: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--workload", "ranking", "--dtype", "float32", "--kv-memory", "8MiB", "--chunk-tokens", "64"]
+def test_too_many_threads_are_a_line(nights: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--workload", "ranking", "--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "64"]
     assert run_flow(nightly, [*nights.inputs, *options, "--num-threads", "9999"]) == 0
-    line = "--chunk-tokens is now called --max-num-batched-tokens; the old name goes with the next release"
     shown = capfd.readouterr()
-    assert shown.err.splitlines() == [line]
+    assert not shown.err
     assert re.search(r"^num_threads is 9999, this process may use (\d+) cores: \1 threads$", shown.out, re.MULTILINE)
     assert nights.sql("select config->>'$.engine.max_num_batched_tokens' from runs") == [("64",)]
 

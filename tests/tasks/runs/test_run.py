@@ -161,20 +161,15 @@ def test_a_damaged_manifest_is_refused(database: Path, content: str) -> None:
         Run.load(database, Path(folder))
 
 
-def test_a_run_of_the_version_before_is_ended_as_any_other(database: Path) -> None:
-    """Its manifest and its engines' notes have chunk_tokens, which is called max_num_batched_tokens since."""
+def test_the_notes_of_its_engines_are_in_the_config_of_a_run_whose_process_ended(database: Path) -> None:
     run = Run.create(database, record("20261121T020000-snippets-ab12cd"))
-    manifest = Path(run.folder) / "manifest.json"
-    value = json.loads(manifest.read_bytes())
-    value["record"]["config"] = {"engine": {"chunk_tokens": 2048}}
-    manifest.write_text(json.dumps(value))
-    engines = [{"kv_memory_bytes": "auto", "memory_fraction": 0.4, "chunk_tokens": size} for size in (512, 1024)]
+    engines = [{"memory_fraction": 0.4, "max_num_batched_tokens": size} for size in (512, 1024)]
     (Path(run.folder) / "engines").mkdir()
     for engine in engines:
-        (Path(run.folder) / "engines" / f"{engine['chunk_tokens']}.json").write_text(json.dumps(engine))
+        (Path(run.folder) / "engines" / f"{engine['max_num_batched_tokens']}.json").write_text(json.dumps(engine))
     (found,) = sweep_runs(database)
     found.end("interrupted", "its process ended")
-    assert found.record.config == {"engine": {"chunk_tokens": 2048}, "engines_with_less_memory": engines[::-1]}
+    assert found.record.config["engines_with_less_memory"] == engines[::-1], "most tokens first"
     assert Run.load(database, Path(run.folder)).record.status == "interrupted"
 
 
