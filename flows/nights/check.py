@@ -19,7 +19,7 @@ from flows.nights.night_file import ModelTable, NightPlan, NightTables, Workload
 from flows.settings import Attachments, EngineSettings, WorkerSettings, find_attachments
 from tasks.nights.check_steps import check_labels, check_tables, find_query_problems
 from tasks.nights.deadline import find_deadline
-from tasks.nights.graph import NightStep
+from tasks.nights.graph import chain_steps
 from tasks.prompts.known_tokens import check_prompt
 from tasks.prompts.text_codec import TextCodec
 from tasks.prompts.thinking import check_thinking
@@ -129,8 +129,7 @@ def plan_workloads(
     See `flows.nightly.nightly`, and `load_night` for errors."""
     loaded = [load_workload(name).with_adapter(adapter) for name in workloads]
     check_tables(loaded)
-    names = [str(number) for number in range(len(loaded))]
-    befores = [(), *((name,) for name in names)]
+    steps, by_name = chain_steps(loaded)
     return NightPlan(
         tables=NightTables(
             database=str(database),
@@ -140,8 +139,8 @@ def plan_workloads(
         ),
         database=database,
         models={"": (model, engine)},
-        steps=tuple(NightStep(name=name, model="", after=after) for name, after in zip(names, befores, strict=False)),
-        workloads=dict(zip(names, loaded, strict=True)),
+        steps=steps,
+        workloads=by_name,
         cascades={},
         attach=find_attachments(attach),
         publish=publish,

@@ -11,7 +11,7 @@ import duckdb
 from engine.errors import BatchloomError, ConfigError, DatabaseError
 from tasks.database.connection import connect, execute, quote_identifier, restrict_sql, set_option
 from tasks.database.schema import INPUT_TABLES, check_requests, check_schema, create_schema, list_relations
-from tasks.nights.graph import NightStep, plan_waves
+from tasks.nights.graph import NightStep, chain_steps, plan_waves
 from tasks.prompts.prompt import RequestForm
 from tasks.prompts.text_codec import TextCodec
 from tasks.workloads.workload import Workload
@@ -25,10 +25,7 @@ def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping
     """Check workloads that are answered one after the other, each of which may read the answers of those before it;
     raises the first problem. See `check_tables` and `find_query_problems`."""
     check_tables(workloads)
-    names = [str(number) for number in range(len(workloads))]
-    befores = [(), *((name,) for name in names)]
-    steps = tuple(NightStep(name=name, model="", after=after) for name, after in zip(names, befores, strict=False))
-    for problem in find_query_problems(database, steps, dict(zip(names, workloads, strict=True)), attach):
+    for problem in find_query_problems(database, *chain_steps(workloads), attach):
         raise DatabaseError(problem)
 
 

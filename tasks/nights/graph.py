@@ -29,6 +29,14 @@ class Wave:
     steps: tuple[str, ...]
 
 
+def chain_steps(workloads: Sequence[Workload]) -> tuple[tuple[NightStep, ...], dict[str, Workload]]:
+    """Steps without a model, each of which may read the answers of those before it, and step name to workload."""
+    names = [str(number) for number in range(len(workloads))]
+    befores = [(), *((name,) for name in names)]
+    steps = tuple(NightStep(name=name, model="", after=after) for name, after in zip(names, befores, strict=False))
+    return steps, dict(zip(names, workloads, strict=True))
+
+
 def check_graph(steps: Sequence[NightStep]) -> None:
     """Raise `ConfigError` if a name is used twice or unknown, or if steps wait for each other."""
     names = [step.name for step in steps]
