@@ -13,7 +13,7 @@ from flows.quality.sample_page import show_value
 from flows.text_page import escape_controls
 from flows.workload_run import describe_source
 from sql import statement
-from tasks.database.connection import fill_identifiers
+from tasks.database.connection import fill_identifiers, quote_literal
 from tasks.layouts.parts import arrange_workload
 from tasks.layouts.settle import settle_layouts
 from tasks.layouts.side import read_in_layout
@@ -51,7 +51,7 @@ def show_prompts(plan: NightPlan, num_prompts: int) -> Iterator[str]:
 
 
 def _show_workload(source: Source, workload: Workload, num_prompts: int) -> Iterator[str]:
-    first = {"requests_sql": _quote(workload.requests_sql), "num_rows": str(num_prompts)}
+    first = {"requests_sql": quote_literal(workload.requests_sql), "num_rows": str(num_prompts)}
     limited = replace(workload, requests_sql=fill_identifiers(statement("read/first_requests"), first))
     with scratch_folder("check") as folder:
         requests = read_in_layout(source, limited, folder / "rows").requests
@@ -70,8 +70,3 @@ def _show_workload(source: Source, workload: Workload, num_prompts: int) -> Iter
             text = tokenizer.decode(prompt["token_ids"], skip_special_tokens=False)
             shown = f"{len(prompt['token_ids']):,} tokens\n{text}"
         yield escape_controls(f"--- {workload.name}, {', '.join(names)}: {shown}")
-
-
-def _quote(text: str) -> str:
-    literal = text.replace("'", "''")
-    return f"'{literal}'"

@@ -1,9 +1,9 @@
 -- purpose: the newest answer to each request that the workload's query still returns; an answer is dropped from the view
 --          if its row is gone or has become an error
 -- grain:   one row per key
--- inputs:  the workload's output table, and its query, quoted, where <requests> stands; where <keys> stands, the
---          table's keys, each as the query's key casts to text in the reader's time zone; where <rank> stands, the rank
---          among the rows shown, if rows are ranked
+-- inputs:  the workload's output table, and its query as a string literal where <requests> stands; where <keys> stands,
+--          the table's keys, each as the query's key casts to text in the reader's time zone; where <rank> stands, the
+--          rank among the rows shown, if rows are ranked
 -- identifiers: {view}, {table}, {keys}
 -- parameters: none
 
@@ -11,7 +11,7 @@ create or replace view {view} as
 with batchloom_requests as (  -- first, so that the query cannot see the other CTEs in place of its tables
     select {keys}, error
     from (
-        from query('<requests>')
+        from query(<requests>)
         union all by name
         select null::varchar as error where false
     )

@@ -9,7 +9,7 @@ import duckdb
 
 from engine.errors import ConfigError, DatabaseError
 from sql import statement
-from tasks.database.connection import check_path, execute, fill_identifiers, set_option
+from tasks.database.connection import check_path, execute, fill_identifiers, quote_literal, set_option
 from tasks.database.messages import explain
 from tasks.database.schema import INPUT_TABLES, list_relations
 from tasks.workloads.workload import Workload
@@ -69,9 +69,8 @@ def _attach_folder(connection: duckdb.DuckDBPyConnection, name: str, folder: Pat
             if other != path:
                 raise DatabaseError(f"{other.name} and {path.name} would be one table, {name}.{path.stem}: rename one")
             check_path(Path(path.name))
-            literal = "'" + str(path).replace("'", "''") + "'"
-            text = fill_identifiers(statement("attach/table_file"), {"path": literal}, name=name, file=path.stem)
-            connection.execute(text)
+            texts = {"path": quote_literal(str(path))}
+            connection.execute(fill_identifiers(statement("attach/table_file"), texts, name=name, file=path.stem))
 
 
 def reads_attachments(connection: duckdb.DuckDBPyConnection, workload: Workload) -> bool:

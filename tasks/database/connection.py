@@ -33,6 +33,11 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quote_literal(text: str) -> str:
+    """A text as a literal of SQL, for statements in which DuckDB binds no values; no other place quotes literals."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def fill_identifiers(sql: str, texts: Mapping[str, str] | None = None, /, **names: Names) -> str:
     """Replace ``{placeholder}`` in a statement by quoted identifiers, several joined by commas, and ``<placeholder>``
     by its SQL in `texts`. ``{placeholder type}`` adds the type to each, for column definitions; a mapping of names to

@@ -5,7 +5,7 @@ from functools import cache
 import duckdb
 
 from sql import statement
-from tasks.database.connection import execute, fill_identifiers, quote_identifier
+from tasks.database.connection import execute, fill_identifiers, quote_identifier, quote_literal
 from tasks.database.schema import Relation, list_relations, list_request_columns
 from tasks.workloads.workload import Workload
 
@@ -28,7 +28,7 @@ def create_own_table(connection: duckdb.DuckDBPyConnection, workload: Workload, 
     connection.execute(_create_answers(workload))
     rank_within = workload.kind.rank_within
     texts = {
-        "requests": requests_sql.replace("'", "''"),
+        "requests": quote_literal(requests_sql),
         "keys": ", ".join(_cast_key(key, types.get(key.lower(), "")) for key in workload.key),
         "rank": fill_identifiers(RANK, rank_within=rank_within, keys=workload.key) if rank_within else "",
     }
