@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from tasks.layouts.choose import WORTH_SPLITTING, list_ways, spread_orders
 from tasks.layouts.estimate import count_bytes
 from tasks.layouts.kept import Choice, keep_choices, lay_out, use_kept
 from tasks.layouts.parts import arrange_workload, split_prompt
-from tasks.layouts.side import Side, can_move, count_tokens, describe_orders
+from tasks.layouts.side import Side, can_move, describe_orders, measure_sharing
 from tasks.runs.source import Source
 from tasks.storage.scratch_folder import scratch_folder
 from tasks.workloads.workload import Workload
@@ -66,7 +65,10 @@ def _choose(
 ) -> tuple[list[Workload], list[Choice], Mapping[str, int]]:
     """The workloads in their layouts, the choices to keep, and the prompt tokens of a plan of all workloads. Layouts
     are compared by their texts first; only if another one looks better, by the plans of prompts made in both."""
-    count = partial(count_tokens, source, cache=cache)
+
+    def count(workloads: Sequence[Workload], name: str) -> int:
+        return measure_sharing(source, workloads, folder / name, cache=cache).num_processed_tokens
+
     texts, own = [side.read_texts() for side in sides], [side.read_orders() for side in sides]
     laid_out = [lay_out(side.workload, side.kept) for side in sides]
     best, num_tokens, num_before = own, 0, 0
@@ -77,9 +79,9 @@ def _choose(
         if not moved or count_bytes(texts, orders) >= limit * count_bytes(texts, own):
             continue
         if not num_before:
-            num_tokens = num_before = count(laid_out, folder / "before")
+            num_tokens = num_before = count(laid_out, "before")
         other = [side.lay_out(each)[0] for side, each in zip(sides, orders, strict=True)]
-        num_other = count(other, folder / f"way-{number}")
+        num_other = count(other, f"way-{number}")
         if num_other < min(limit * num_before, (1 - WORTH_SPLITTING) * num_tokens if number else num_before):
             laid_out, best, num_tokens = other, orders, num_other
     chosen = [
@@ -92,8 +94,8 @@ def _choose(
     as_written = spread_orders(texts, [side.parts.written for side in sides])
     written = [side.lay_out(orders)[0] for side, orders in zip(sides, as_written, strict=True)]
     counts = {
-        "num_computed_tokens": num_tokens or count(laid_out, folder / "chosen"),
-        "num_written_tokens": count(written, folder / "written"),
+        "num_computed_tokens": num_tokens or count(laid_out, "chosen"),
+        "num_written_tokens": count(written, "written"),
     }
     choices = []
     for side, rows in chosen:

@@ -35,11 +35,6 @@ def read_in_layout(source: Source, workload: Workload, folder: Path) -> ReadResu
     return read.fn(source, workload, folder)
 
 
-def count_tokens(source: Source, workloads: Sequence[Workload], folder: Path, *, cache: Path | None = None) -> int:
-    """Prompt tokens that one plan of all rows computes. See `measure_sharing`."""
-    return measure_sharing(source, workloads, folder, cache=cache).num_processed_tokens
-
-
 def measure_sharing(
     source: Source, workloads: Sequence[Workload], folder: Path, *, cache: Path | None = None
 ) -> SharingStats:

@@ -16,7 +16,7 @@ from tasks.layouts.choose import find_orders, spread_orders
 from tasks.layouts.kept import use_kept
 from tasks.layouts.parts import arrange_workload, split_prompt
 from tasks.layouts.settle import settle_layouts
-from tasks.layouts.side import Side, count_tokens, read_in_layout
+from tasks.layouts.side import Side, measure_sharing, read_in_layout
 from tasks.runs.source import Source
 from tasks.workloads.workload import Workload, load_workload
 
@@ -73,13 +73,15 @@ def test_a_chosen_layout_never_plans_more_tokens(
     for number, parts in enumerate(layouts):
         has_field = any("{" in part for part in parts)
         workloads.append(make_workload(folder, number, parts if has_field else [*parts, PARTS[0]]))
-    chosen = count_tokens(source, settle_layouts(source, workloads, is_kept=False), folder / "chosen")
+    settled = settle_layouts(source, workloads, is_kept=False)
+    chosen = measure_sharing(source, settled, folder / "chosen").num_processed_tokens
     sides = [Side.read(source, workload, folder / f"side-{number}") for number, workload in enumerate(workloads)]
     texts = [side.read_texts() for side in sides]
     one = spread_orders(texts, find_orders(texts, [side.choices for side in sides]))
-    assert chosen <= count_tokens(source, [arrange_workload(each, ()) for each in workloads], folder / "written")
+    written = [arrange_workload(each, ()) for each in workloads]
+    assert chosen <= measure_sharing(source, written, folder / "written").num_processed_tokens
     laid_out = [side.lay_out(orders)[0] for side, orders in zip(sides, one, strict=True)]
-    assert chosen <= count_tokens(source, laid_out, folder / "one")
+    assert chosen <= measure_sharing(source, laid_out, folder / "one").num_processed_tokens
 
 
 @pytest.mark.parametrize(("first", "is_said"), [("", False), ("Read, reader NUMBER: ", True)])
@@ -110,12 +112,12 @@ def read_requests(source: Source, workload: Workload, folder: Path) -> dict[int,
 
 def test_rows_have_orders_of_their_own_and_keep_them(case: tuple[Source, Workload], tmp_path: Path) -> None:
     source, workload = case
-    before = count_tokens(source, [arrange_workload(workload, ())], tmp_path / "written")
+    before = measure_sharing(source, [arrange_workload(workload, ())], tmp_path / "written").num_processed_tokens
     (pending,) = settle_layouts(source, [workload], is_kept=False)
     assert use_kept(source.database, workload).row_layouts is None, "nothing is written"
     (chosen,) = settle_layouts(source, [workload])
-    num_tokens = count_tokens(source, [chosen], tmp_path / "chosen")
-    assert num_tokens == count_tokens(source, [pending], tmp_path / "pending") < 0.8 * before
+    num_tokens = measure_sharing(source, [chosen], tmp_path / "chosen").num_processed_tokens
+    assert num_tokens == measure_sharing(source, [pending], tmp_path / "pending").num_processed_tokens < 0.8 * before
     with duckdb.connect(str(source.database)) as connection:
         kept = connection.execute("select num_computed_tokens, num_written_tokens from workload_layouts").fetchall()
         assert kept == [(num_tokens, before)]
@@ -181,6 +183,6 @@ def test_every_prompt_is_made_once(
         pytest.fail("prompts are made again")
 
     monkeypatch.setattr("tasks.tokenize.write_tokens", write_tokens)
-    assert count_tokens(source, [chosen], tmp_path / "night", cache=source.database) > 0
+    assert measure_sharing(source, [chosen], tmp_path / "night", cache=source.database).num_processed_tokens > 0
     (again,) = settle_layouts(source, [workload])
     assert again.prompt == chosen.prompt
