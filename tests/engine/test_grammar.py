@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from engine import Completion, Engine, EngineConfig, Grammar, Request, StepRecord, Vocabulary, plan_prefix_groups
+from engine import Engine, EngineConfig, Grammar, Request, Vocabulary
 from engine.errors import GrammarError, RequestError
 from tests.engine.answers import assert_alike
 from tests.engine.grammars import generate_by_transformers, load_vocabulary
-from tests.engine.test_policies import AMPLE, MIXED, SINGLE, TIGHT, Settings, name_of
+from tests.engine.test_policies import AMPLE, MIXED, SINGLE, TIGHT, Settings, name_of, run
 
 SCHEMA = {
     "type": "object",
@@ -75,18 +75,6 @@ def workload(grammars: list[Grammar | None]) -> list[Request]:
 @pytest.fixture(scope="module")
 def expected(tiny_llama: Path, workload: list[Request]) -> dict[str, tuple[int, ...]]:
     return generate_by_transformers(tiny_llama, workload)
-
-
-def run(
-    checkpoint: Path, requests: list[Request], config: EngineConfig, *, overlaps_steps: bool = False
-) -> tuple[dict[str, Completion], list[StepRecord]]:
-    steps: list[StepRecord] = []
-    engine = Engine.load(checkpoint, config)
-    engine._overlaps_steps = overlaps_steps  # which only a GPU's engine does by itself
-    groups = plan_prefix_groups([request.token_ids for request in requests])
-    answers = {c.request_id: c for c in engine.run_plan(requests, groups, on_step=steps.append)}
-    assert len(answers) == len(requests)
-    return answers, steps
 
 
 @pytest.mark.parametrize("settings", [*SINGLE, *MIXED[:3]], ids=name_of)

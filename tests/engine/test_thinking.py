@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor
 
-from engine import Completion, Engine, EngineConfig, Grammar, Request, StepRecord, Thinking, plan_prefix_groups
+from engine import Completion, Engine, EngineConfig, Grammar, Request, Thinking
 from engine.errors import RequestError
 from tests.engine.answers import assert_alike
 from tests.engine.grammars import GrammarProcessor, load_vocabulary
-from tests.engine.test_policies import AMPLE, MIXED, SINGLE, TIGHT, Settings, name_of, spell
+from tests.engine.test_policies import AMPLE, MIXED, SINGLE, TIGHT, Settings, name_of, run, spell
 
 CLOSINGS = ((), (5,), (5, 6), (5, 6, 7))
 EOS = 2
@@ -105,18 +105,6 @@ def expected(checkpoint: Path, workload: list[Request]) -> dict[str, tuple[Seque
         start = end + len(request.thinking.closing) - request.thinking.closing.index(tokens[end])
         answers[request.request_id] = tuple(tokens[:end]), tuple(tokens[start : start + most])
     return answers
-
-
-def run(
-    checkpoint: Path, requests: list[Request], config: EngineConfig, *, overlaps_steps: bool = False
-) -> tuple[dict[str, Completion], list[StepRecord]]:
-    steps: list[StepRecord] = []
-    engine = Engine.load(checkpoint, config)
-    engine._overlaps_steps = overlaps_steps  # which only a GPU's engine does by itself
-    groups = plan_prefix_groups([request.token_ids for request in requests])
-    answers = {c.request_id: c for c in engine.run_plan(requests, groups, decode=spell, on_step=steps.append)}
-    assert len(answers) == len(requests)
-    return answers, steps
 
 
 def tokens_of(answers: dict[str, Completion]) -> dict[str, tuple[Sequence[int], Sequence[int]]]:

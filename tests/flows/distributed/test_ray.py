@@ -157,17 +157,8 @@ def test_a_cluster_that_shares_no_folder_is_stopped_and_the_next_night_goes_on(
 ) -> None:
     nights.add_towers(16)
     store = tmp_path / "store"
-    inputs = [*nights.inputs, "--workload", "snippets"]
-    options = [
-        "--dtype",
-        "float32",
-        "--kv-memory",
-        "8MiB",
-        "--max-num-batched-tokens",
-        "128",
-        "--partition-tokens",
-        "1",
-    ]
+    inputs = [*nights.inputs, "--workload", "snippets", "--partition-tokens", "1"]
+    options = ["--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "128"]
     on_ray = ["--runner", "ray", "--ray-address", cluster, "--exchange", store.as_uri()]
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_LOCAL_STORAGE_PATH"}
     with open(tmp_path / "log", "wb") as log:

@@ -72,17 +72,8 @@ def test_two_engines_give_the_answers_of_one_and_survive_the_death_of_a_worker(
 
 def start_night(nights: Any, prefect_server: str) -> "subprocess.Popen[bytes]":
     """Start the command line with two workers in its own process group; returns when both work."""
-    options = [
-        "--dtype",
-        "float32",
-        "--kv-memory",
-        "8MiB",
-        "--max-num-batched-tokens",
-        "128",
-        "--partition-tokens",
-        "400",
-    ]
-    inputs = [*nights.inputs, "--workload", "snippets"]
+    options = ["--dtype", "float32", "--kv-memory", "8MiB", "--max-num-batched-tokens", "128"]
+    inputs = [*nights.inputs, "--workload", "snippets", "--partition-tokens", "400"]
     night = subprocess.Popen(
         [sys.executable, "-m", "flows.nightly", *inputs, *options, "--workers", "2"],
         cwd=ROOT,

@@ -11,6 +11,7 @@ from flows.nights.night import night
 from flows.nights.night_file import load_night
 from tasks.workloads.workload import load_workload
 from tests.adapters import save_adapter
+from tests.flows.nights.night_text import night_text
 
 WORKLOAD = """
 name = "{name}"
@@ -28,14 +29,6 @@ table = "{name}"
 answer_column = "answer"
 """
 
-NIGHT = """
-database = "team.duckdb"
-[models.small]
-path = "{model}"
-dtype = "float32"
-kv_memory = "8MiB"
-"""
-
 SQL = "select documents.doc_id, queries.query_id, body, query_text from documents cross join queries"
 
 
@@ -49,7 +42,7 @@ def folder(nights: Any, tiny_llama: Path) -> Path:
     for name, adapter in {"plain": "", "one": 'adapter = "first"', "two": ""}.items():
         (place / f"{name}.toml").write_text(WORKLOAD.format(name=name, adapter=adapter))
     tables = "".join(f'[[workload]]\nfile = "{name}.toml"\n' for name in ("plain", "one", "two"))
-    (place / "night.toml").write_text(NIGHT.format(model=tiny_llama) + tables + 'adapter = "second"\n')
+    (place / "night.toml").write_text(night_text({"small": tiny_llama}) + tables + 'adapter = "second"\n')
     return place
 
 

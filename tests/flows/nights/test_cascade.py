@@ -13,23 +13,10 @@ from engine.errors import ConfigError
 from flows.cli import batchloom
 from flows.nights.night import night
 from flows.nights.night_file import load_night
+from tests.flows.nights.night_text import night_text
 from tests.tiny_encoders import save_encoder
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
-
-NIGHT = """
-database = "team.duckdb"
-[models.small]
-path = "{small}"
-dtype = "float32"
-kv_memory = "8MiB"
-max_num_batched_tokens = 512
-[models.large]
-path = "{large}"
-dtype = "float32"
-kv_memory = "8MiB"
-max_num_batched_tokens = 512
-"""
 
 SCORE = """
 name = "{name}"
@@ -91,7 +78,7 @@ def write_night(nights: Any, tiny_llama: Path, like_llama: Path) -> Any:
     def write(**cascades: str) -> Path:
         folder = nights.path.parent
         (folder / "about.sql").write_text(SQL)
-        text = NIGHT.format(small=like_llama, large=large)
+        text = night_text({"small": like_llama, "large": large}, max_num_batched_tokens=512)
         for name, cascade in cascades.items():
             (folder / f"{name}.toml").write_text(DECIDE if name == "moods" else SCORE.format(name=name))
             text += f'[[workload]]\nfile = "{name}.toml"\n'

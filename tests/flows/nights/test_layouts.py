@@ -11,6 +11,7 @@ import pytest
 
 from flows.cli import batchloom
 from flows.nights.night import night
+from tests.flows.nights.night_text import night_text
 
 WORKLOAD = """
 name = "{name}"
@@ -36,15 +37,6 @@ table = "{name}"
 
 SQL = "select doc_id, query_id, body, query_text from documents cross join queries"
 
-NIGHT = """
-database = "team.duckdb"
-[models.small]
-path = "{model}"
-dtype = "float32"
-kv_memory = "8MiB"
-max_num_batched_tokens = 256
-"""
-
 TASKS = {"kind": "say whether the writer is kind", "angry": "decide if this text is full of anger or not"}
 
 
@@ -55,7 +47,7 @@ def write_night(nights: Any, tiny_llama: Path) -> Any:
     def write(*names: str, layout: str = "auto") -> Path:
         folder = nights.path.parent
         (folder / "about.sql").write_text(SQL)
-        text = NIGHT.format(model=tiny_llama)
+        text = night_text({"small": tiny_llama}, max_num_batched_tokens=256)
         for name in names:
             (folder / f"{name}.toml").write_text(WORKLOAD.format(name=name, layout=layout, task=TASKS[name]))
             text += f'[[workload]]\nfile = "{name}.toml"\n'

@@ -17,21 +17,10 @@ from flows.nights.night import night
 from tasks.runs.infer_job import StopRequest
 from tasks.runs.run import Run
 from tasks.storage.plan_file import token_arrays
+from tests.flows.nights.night_text import night_text
 from tests.flows.test_row_errors import spoiled
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
-
-NIGHT = """
-database = "team.duckdb"
-[models.small]
-path = "{model}"
-dtype = "float32"
-kv_memory = "8MiB"
-block_size = 1
-max_num_batched_tokens = 128
-[planning]
-partition_tokens = {partition_tokens}
-"""
 
 SCORE = """
 name = "{name}"
@@ -83,7 +72,8 @@ def write_night(nights: Any, tiny_llama: Path) -> Any:
     def write(*names: str, after: str = "", partition_tokens: int = 100_000, sql: str = SQL) -> Path:
         folder = nights.path.parent
         (folder / "about.sql").write_text(sql)
-        text = NIGHT.format(model=tiny_llama, partition_tokens=partition_tokens)
+        text = night_text({"small": tiny_llama}, block_size=1, max_num_batched_tokens=128)
+        text += f"[planning]\npartition_tokens = {partition_tokens}\n"
         previous = ""
         for name in names:
             template, question = QUESTIONS[name]
