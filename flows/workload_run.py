@@ -46,22 +46,13 @@ def find_source(
     """Find the model's files; `ModelError` if the engine cannot compute them. See `flows.nightly.nightly`."""
     folder = resolve_checkpoint(model)
     source = replace(describe_source(folder, database, model, engine, planning, attach), full=full)
-    prove_architecture(source.checkpoint)
+    if not is_plain(read_json(source.checkpoint / "config.json")):
+        from flows.proof import prove_architecture  # takes seconds to import
+
+        prove_architecture(source.checkpoint)
     check_weights(engine, source.checkpoint)
     check_tokenizer(source.checkpoint)
     return source
-
-
-def prove_architecture(checkpoint: Path) -> None:
-    """Compare a decoder outside the plain families with transformers' on a small model; takes seconds, once for each
-    architecture. Raises `ModelError` if their outputs differ, which says where."""
-    if is_plain(read_json(checkpoint / "config.json")) or is_encoder(checkpoint):
-        return
-    from engine.engine import Engine  # these take seconds to import
-    from engine.model.loading.stock_weights import read_config
-    from engine.model.proof.probe import prove
-
-    prove(read_config(checkpoint), Engine)
 
 
 def describe_source(

@@ -11,13 +11,12 @@ from pydantic import Field, validate_call
 from engine.config import EngineConfig
 from engine.errors import BatchloomError
 from engine.limits import check_weights
-from engine.model.loading.checkpoint import GGUF_TENSORS, checkpoint_digest
+from engine.model.loading.checkpoint import GGUF_TENSORS, checkpoint_digest, is_plain, read_json
 from engine.model.loading.hub import resolve_head
 from flows.command.failure import EXIT_FAILED, EXIT_USAGE, fail
 from flows.command.run_flow import plain_log
 from flows.nights.night_file import ModelTable, NightPlan, NightTables, WorkloadTable, load_night
 from flows.settings import Attachments, EngineSettings, WorkerSettings, find_attachments
-from flows.workload_run import prove_architecture
 from tasks.nights.check_steps import check_labels, check_tables, find_query_problems
 from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import chain_steps
@@ -76,7 +75,10 @@ def check_model(
     """
     checkpoint = resolve_head(model)
     max_model_len = read_max_model_len(checkpoint, config.max_model_len)
-    prove_architecture(checkpoint)
+    if not is_plain(read_json(checkpoint / "config.json")):
+        from flows.proof import prove_architecture  # takes seconds to import
+
+        prove_architecture(checkpoint)
     if _has_weights(checkpoint):
         check_weights(config, checkpoint)
     machines.check_host(config, checkpoint)

@@ -49,7 +49,7 @@ from tests.sources import make_job
 LATE_IMPORTS = (
     *("prefect.flow_engine", "prefect.task_engine", "prefect.utilities.visualization"),
     *("anyio._backends._asyncio", "fastapi", "numpy.ma", "pyarrow.dataset"),
-    *("engine.encoding.encoder_engine", "flows.in_time", "flows.nights.together", "engine.model.proof.probe"),
+    *("engine.encoding.encoder_engine", "flows.in_time", "flows.nights.together", "flows.proof"),
 )
 """Modules that a night imports."""
 
