@@ -167,7 +167,12 @@ def compare_workloads(
 
 
 def name_sides(nights: Sequence[Night], first: Workload, second: Workload) -> tuple[str, str]:
-    """What both sides are called: by their workloads, and where these or the models need it, by more."""
+    """What both sides are called: by their workloads, and where that does not tell them apart, by more.
+
+    Args:
+        nights: see `compare_workloads`.
+        first, second: the workloads.
+    """
     if len(nights) > 1:
         models = [Path(each.source.model).name for each in nights]
         if models[0] == models[1]:

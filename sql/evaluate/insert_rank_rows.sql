@@ -1,6 +1,6 @@
 -- purpose: ranked lists compared with graded relevance; rows that gold does not name are not relevant, as in trec_eval
 -- grain:   one row per group with a relevant gold row
--- inputs:  batchloom_pairs
+-- inputs:  batchloom_pairs, batchloom_answers
 -- parameters: $evaluation_id, $column, $group (position in the key of the column within which rows are ranked),
 --          $true_label (a row is relevant if this label is expected; null: the expected value is the grade), $k
 
@@ -24,7 +24,10 @@ grouped as (
     select
         group_key,
         case
-            when bool_or(status = 'ok') then 'ok'
+            when
+                bool_or(status = 'ok')
+                or group_key in (select request_key[$group] from batchloom_answers where status = 'ok')
+                then 'ok'  -- a list that has none of the relevant rows is a list, too
             when bool_or(status = 'error') then 'error'
             else 'unanswered'
         end as status,

@@ -1,7 +1,7 @@
 -- purpose: the compared values of a column of labels, texts, numbers or other values
 -- grain:   one row per expected value; where two runs are compared, only if both have answered
--- inputs:  batchloom_pairs
--- parameters: $evaluation_id, $reference, $column, $kind, $right (name of the metric for right answers),
+-- inputs:  batchloom_pairs, macro words_of
+-- parameters: $evaluation_id, $reference, $column, $kind, $right (name of the metric for right answers; empty for none),
 --          $is_nullable (whether null is an expected value)
 
 insert into evaluated_rows by name
@@ -12,6 +12,7 @@ with texts as (
         confidence,
         if(typeof(answer) = 'FLOAT', expected::varchar, given) as given, -- no more digits than an answer can have
         expected is not distinct from answer as is_same,
+        is_exact,
         typeof(answer) as answer_type,
         coalesce(
             nfc_normalize(decode(encode(expected::varchar), 'replace')),
@@ -36,10 +37,10 @@ compared as (
                 regexp_replace(expected, '^[\s\v\p{Z}]+|[\s\v\p{Z}]+$', '', 'g') is not distinct
                 from regexp_replace(answer, '^[\s\v\p{Z}]+|[\s\v\p{Z}]+$', '', 'g')
             when 'label' then expected is not distinct from answer
-            else is_same
+            else is_same and is_exact
         end as is_right,
-        list_histogram(regexp_extract_all(lower(coalesce(expected, '')), '[\p{L}\p{M}\p{N}]+')) as expected_words,
-        list_histogram(regexp_extract_all(lower(coalesce(answer, '')), '[\p{L}\p{M}\p{N}]+')) as answer_words
+        list_histogram(words_of(expected)) as expected_words,
+        list_histogram(words_of(answer)) as answer_words
     from texts
 ),
 
@@ -73,7 +74,7 @@ select
     map_from_entries(list_filter(
         [
             ('coverage', case when $reference = 'gold' then (status = 'ok')::integer::double end),
-            ($right, case when status <> 'unanswered' then is_right::integer::double end),
+            ($right, case when $right <> '' and status <> 'unanswered' then is_right::integer::double end),
             (
                 'token_f1',
                 case

@@ -44,5 +44,7 @@ ordered as (
 
 select row_id, share_degree, num_prompt_tokens
 from ordered
-where floor(place * least($num_rows, num_all) / num_all) > floor((place - 1) * least($num_rows, num_all) / num_all)
+where -- the middle of each n-th
+    floor(place * least($num_rows, num_all) / num_all + 0.5)
+    > floor((place - 1) * least($num_rows, num_all) / num_all + 0.5)
 order by row_id

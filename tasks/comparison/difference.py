@@ -1,5 +1,6 @@
 """Compares the answers of two workloads to the same rows: with each other, and with gold rows."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+from duckdb.sqltypes import DuckDBPyType
 
 from sql import statement
 from tasks.comparison.paired_rows import PairedRow, list_values
-from tasks.database.connection import connect, execute, fetch_rows
+from tasks.database.connection import connect, execute, fetch_rows, quote_literal
 from tasks.database.opening import open_in_memory
-from tasks.evaluation.compared_column import list_gold_columns
+from tasks.evaluation.compared_column import NUMBER_TYPES, list_gold_columns
 from tasks.evaluation.evaluation import FEWEST_BOOTSTRAP_ROWS, MOST_REPLICATES, Comparison, Metric
 from tasks.forecast.sampled import SampledForecast
 from tasks.workloads.workload import Workload
+
+LOGGER = logging.getLogger("batchloom")
 
 SIDES = ("first", "second")
 
@@ -123,12 +127,18 @@ def _begin_side(memory: duckdb.DuckDBPyConnection, workload: Workload, evaluatio
 
 
 def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[PairedRow]) -> list[Metric]:
-    """The agreement of both workloads' answers for each column that both have, over rows that both have answered."""
+    """The agreement of both workloads' answers for each column that both have, over rows that both have answered. A
+    column whose types cannot be compared is a warning."""
     answered = [row for row in rows if row.first.error is row.second.error is None]
-    first = {name.lower(): str(duckdb.sqltype(type_)) for name, type_ in workloads[0].kind.columns.items()}
-    second = workloads[1].kind.columns
-    types = {name: type_ for name, type_ in second.items() if first.get(name.lower()) == str(duckdb.sqltype(type_))}
-    shared = {name: type_ for name, type_ in types.items() if any(name in row.second.answer for row in answered)}
+    first = {name.lower(): duckdb.sqltype(type_) for name, type_ in workloads[0].kind.columns.items()}
+    shared: dict[str, str] = {}
+    for name, written in workloads[1].kind.columns.items():
+        if name.lower() in first and any(name in row.second.answer for row in answered):
+            types = (first[name.lower()], duckdb.sqltype(written))
+            if common := _find_common_type(*types):
+                shared[name] = common
+            else:
+                LOGGER.warning("%s: not compared, since %s is no %s", name, *types)
     if not shared:
         return []
     whole = workloads[1]
@@ -142,6 +152,17 @@ def measure_agreement(workloads: tuple[Workload, Workload], rows: Sequence[Paire
         comparison.take_answers(SIDES[1])
         comparison.compare_with_run(SIDES[0])
         return comparison.measure()
+
+
+def _find_common_type(first: DuckDBPyType, second: DuckDBPyType) -> str:
+    """A type for the values of both; empty if there is none in which they would be equal as they are."""
+    if first == second:
+        return str(second)
+    if first.id == second.id == "enum":
+        labels = dict.fromkeys(label for each in (first, second) for _, labels in each.children for label in labels)
+        return f"ENUM({', '.join(map(quote_literal, labels))})"
+    are_numbers = all(str(each) in NUMBER_TYPES or each.id == "decimal" for each in (first, second))
+    return "DOUBLE" if are_numbers else ""
 
 
 def _written_types(workload: Workload) -> dict[str, str]:

@@ -18,8 +18,9 @@ class PairedRow(NamedTuple):
 
 
 def list_changed(rows: Sequence[PairedRow], kinds: tuple[AnswerKind, AnswerKind]) -> list[PairedRow]:
-    """The rows whose two answers differ; probabilities, scores of labels and thoughts are ignored, and so are columns
-    that only one workload has, unless both have none in common. `kinds` are those of the first and the second."""
+    """The rows whose two answers differ; probabilities, scores of several labels and thoughts are ignored, and so are
+    columns that only one workload has, unless both have none in common. `kinds` are those of the first and the
+    second."""
     counted = [{name.lower() for name in kind.columns.keys() - _list_ignored(kind)} for kind in kinds]
     first, second = (counted[0] & counted[1] or own for own in counted)
 
@@ -37,6 +38,8 @@ def list_values(row: AnsweredRow) -> dict[str, Any]:
 def _list_ignored(kind: AnswerKind) -> set[str]:
     """The columns of answers that say how sure the model is, or how it came to the answer."""
     ignored = {"score", "label_logprobs"} if kind.score_labels else set()
+    if len(kind.score_labels) == 1:  # as of a reranker with one output, whose score is its answer
+        ignored = {"label", "label_logprobs"}
     if kind.question_digests:
         ignored.update(kind.columns.keys() - {columns[0] for columns in kind.question_columns})
     return ignored | ({THINKING_COLUMN} if kind.thinking == "keep" else set())

@@ -37,8 +37,8 @@ NUM_FOLDS = 5
 LEAST_PROBABILITY = 1e-6
 """Probabilities are clipped to this distance from 0 and 1, here and in the view, so that logits are finite."""
 
-WEAK_PENALTY = 1e4
-"""Inverse strength of the penalty: no visible effect on the fit, but the slope stays finite for separable rows."""
+NO_PENALTY = 1e9
+"""Inverse strength of a penalty that has no effect."""
 
 Values = npt.NDArray[np.float64]
 
@@ -116,6 +116,10 @@ def calibrate_answers(
             raise DatabaseError(f"gold table {gold!r}, {'; '.join(refused)}")
         for reason in refused:
             LOGGER.warning("%s: not calibrated: %s", workload.name, reason)
+        for each in (each for each in found if each.brier_after > each.brier_before):
+            label = f" of {each.label!r}" if each.label is not None else ""
+            line = "%s: %s%s is better as it is: in five folds the error is %.4f, and %.4f with the map"
+            LOGGER.warning(line, workload.name, each.column_name, label, each.brier_before, each.brier_after)
         comparison.execute("calibrate/create_calibrations")
         for model_digest in {each.model_digest for each in found}:
             comparison.execute("calibrate/delete_calibrations", of_workload | {"model_digest": model_digest})
@@ -136,27 +140,27 @@ def fit(probabilities: Values, is_right: Values, method: Method) -> Calibration:
         is_right: 1.0 if the event of the probability occurred, else 0.0.
         method: see `calibrate_answers`.
     Raises:
-        ValueError: there are too few rows, the event always or never occurred, or larger probabilities are not right
-            more often.
+        ValueError: there are too few rows, the event hardly ever or nearly always occurred, or larger probabilities
+            are not right more often.
     """
     if len(probabilities) < FEWEST_ROWS:
         answered = f"{len(probabilities)} rows that this workload and model answered"
         raise ValueError(f"{answered}; a calibration needs at least {FEWEST_ROWS}")
-    if not 0 < is_right.mean() < 1:
-        raise ValueError("all rows say the same; a calibration needs right and wrong ones")
+    num_right, num_wrong = np.count_nonzero(is_right), np.count_nonzero(is_right == 0)
+    if min(num_right, num_wrong) < NUM_FOLDS:
+        raise ValueError(f"{num_right} rows are right and {num_wrong} wrong; a calibration needs {NUM_FOLDS} of each")
     above_least = _logit(probabilities) - _logit(probabilities).min()
     if above_least[is_right == 1].mean() <= above_least[is_right == 0].mean():
         raise ValueError("larger probabilities are not right more often; calibration cannot correct that")
     if method == "auto":
         method = "isotonic" if len(probabilities) >= FEWEST_ISOTONIC_ROWS else "platt"
     fitted = _fit(probabilities, is_right, method)
-    folds = np.random.default_rng(0).permutation(len(probabilities)) % NUM_FOLDS
+    shuffled = np.random.default_rng(0).permutation(len(probabilities))
+    by_outcome = shuffled[np.argsort(is_right[shuffled], kind="stable")]  # each fold has its share of both
     after = np.empty(len(probabilities))
     for fold in range(NUM_FOLDS):
-        inside = folds == fold
-        has_both = 0 < is_right[~inside].mean() < 1
-        of_others = _fit(probabilities[~inside], is_right[~inside], method) if has_both else fitted
-        after[inside] = of_others.apply(probabilities[inside])
+        inside, others = by_outcome[fold::NUM_FOLDS], np.delete(by_outcome, np.s_[fold::NUM_FOLDS])
+        after[inside] = _fit(probabilities[others], is_right[others], method).apply(probabilities[inside])
     return replace(
         fitted,
         brier_before=float(((probabilities - is_right) ** 2).mean()),
@@ -174,7 +178,12 @@ def _fit(probabilities: Values, is_right: Values, method: str) -> Calibration:
     if method == "isotonic":
         curve = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(probabilities, is_right)
         return make(thresholds=tuple(curve.X_thresholds_.tolist()), calibrated=tuple(curve.y_thresholds_.tolist()))
-    line = LogisticRegression(C=WEAK_PENALTY, max_iter=1000).fit(_logit(probabilities)[:, None], is_right)
+    # Platt's targets: few rows of one outcome would make a step of the curve (Probabilistic Outputs for SVMs, 1999).
+    num_right, num_wrong = is_right.sum(), (1 - is_right).sum()
+    targets = np.where(is_right == 1, (num_right + 1) / (num_right + 2), 1 / (num_wrong + 2))
+    logits, weights = np.tile(_logit(probabilities), 2)[:, None], np.concatenate([targets, 1 - targets])
+    outcomes = np.repeat([1, 0], len(targets))
+    line = LogisticRegression(C=NO_PENALTY, max_iter=1000).fit(logits, outcomes, sample_weight=weights)
     return make(slope=float(line.coef_[0, 0]), intercept=float(line.intercept_[0]))
 
 

@@ -35,6 +35,7 @@ class ComparedColumn:
         labels: allowed labels of gold; empty for any.
         true_label: for a probability or a rank that is compared with labels, the label that counts as true; None if
             gold holds truth values or grades.
+        is_graded: a score of labels: of two runs only the distance says something, not whether they are equal.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ComparedColumn:
     labels: tuple[str, ...] = ()
     true_label: str | None = None
     is_nullable: bool = False
+    is_graded: bool = False
 
 
 def list_gold_columns(connection: duckdb.DuckDBPyConnection, gold: str) -> dict[str, str]:
@@ -85,7 +87,7 @@ def match_columns(
     for name, spelled in judged.items():
         if name in answered:
             found.append(_compare(workload, answered[name], spelled, gold_types[spelled], answer_types))
-        elif not (ranks and name == RELEVANCE):
+        elif not (workload.kind.rank_within and name == RELEVANCE):  # of a sample nothing is ranked
             raise DatabaseError(
                 f"gold table {gold!r} has a column {spelled!r}, which workload {workload.name!r} does not answer; "
                 f"it answers {', '.join(known)}"
@@ -97,13 +99,16 @@ def match_columns(
 
 
 def list_columns(workload: Workload, answer_types: Mapping[str, str]) -> list[ComparedColumn]:
-    """The answers' columns by which two runs are compared: all but probabilities, ranks and thoughts. `answer_types`
-    has columns and types of the workload's view of newest answers."""
-    key = [name.lower() for name in workload.key]
-    skipped = {*key, *RESERVED_COLUMNS, *(("rank", "score") if workload.kind.score_labels else ())}
+    """The answers' columns by which two runs are compared: all but probabilities, ranks and thoughts, and the only
+    label of a reranker. `answer_types` has columns and types of the workload's view of newest answers."""
+    labels = workload.kind.score_labels
+    skipped = {*(name.lower() for name in workload.key), *RESERVED_COLUMNS, *(("rank",) if labels else ())}
+    skipped |= {"label"} if len(labels) == 1 else set()
     skipped |= {THINKING_COLUMN} if workload.kind.thinking == "keep" else set()
     return [
-        _compare(workload, name, name, "", answer_types)
+        ComparedColumn(name=name, expected=name, kind="number", is_graded=True)
+        if labels and name.lower() == "score"
+        else _compare(workload, name, name, "", answer_types)
         for name in answer_types
         if name.lower() not in skipped and not _is_about_another(name, answer_types)
     ]

@@ -29,7 +29,14 @@ VIEW_COLUMNS = {
 }
 """Columns by which the views of `CREATED` are told from a user's own views of these names."""
 
-MACROS = ("probability_of_answer", "batchloom_wilson_low", "batchloom_wilson_high", "weight_of", "bootstrap_quantile")
+MACROS = (
+    "probability_of_answer",
+    "batchloom_wilson_low",
+    "batchloom_wilson_high",
+    "weight_of",
+    "bootstrap_quantile",
+    "words_of",
+)
 
 MOST_REPLICATES, FEWEST_REPLICATES = 1000, 100
 FEWEST_BOOTSTRAP_ROWS = 6
@@ -242,7 +249,7 @@ class Comparison:
         self._most_rows = max(self._most_rows, len(self._connection.table("batchloom_expected_rows")))
         for column in list_columns(self._workload, self._answer_types):
             self._pair(column)
-            self._insert(column, run_id, "agreement")
+            self._insert(column, run_id, "" if column.is_graded else "agreement")
 
     def note(self, evaluation: Evaluation) -> dict[str, Any]:
         """Insert the row of ``evaluations``; returns its run id and counts."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from engine.errors import ConfigError
 from tasks.evaluation.evaluation import GOLD, Metric
 
+ROUNDING = 1e-9
+"""A mean of equal values may be so far from them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
@@ -50,11 +53,12 @@ class Threshold:
             known = sorted({".".join(filter(None, names)) for names in named if bool(names[2]) == bool(self.label)})
             name = ".".join(filter(None, (self.column_name, self.metric, self.label)))
             raise ConfigError(f"no metric {name!r} was computed; there are {', '.join(known)}")
-        missed = [each for each in found if (each.value < self.bound if self.is_least else each.value > self.bound)]
+        sign = 1 if self.is_least else -1
+        missed = [each for each in found if sign * (self.bound - each.value) > ROUNDING]
         labels = ["" if each.label is None else f" of {each.label!r}" for each in missed]
         side = f"{'below' if self.is_least else 'above'} {self.bound:g}"
         return [
-            f"{each.metric}{label} in {each.column_name} is {each.value:.4g}, {side}"
+            f"{each.metric}{label} in {each.column_name} is {each.value:.6g}, {side}"
             for each, label in zip(missed, labels, strict=True)
         ]
 

@@ -20,9 +20,8 @@ from tasks.storage.plan_file import read_plan_summary
 from tasks.workers.engine_team import EngineTeam
 from tasks.workloads.workload import Workload
 
-NORMAL_95 = 1.96
-FEWEST_STEPS = 4
-"""Fewest steps of a sample from which the scatter of step times is estimated."""
+FEWEST_FREE = 3
+"""Fewest degrees of freedom from which a scatter is estimated: values less the numbers that were fitted to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +115,7 @@ def forecast_whole(
 
 
 def mean_of(values: npt.NDArray[np.float64], num_all: int, most: int) -> Estimate:
-    """The mean of a population of num_all from a sample without replacement; no interval from fewer than two values,
+    """The mean of a population of num_all from a sample without replacement; no interval from fewer than four values,
     and none from all.
 
     Args:
@@ -127,10 +126,18 @@ def mean_of(values: npt.NDArray[np.float64], num_all: int, most: int) -> Estimat
     mean = float(values.mean())
     if len(values) == num_all:
         return Estimate(value=mean, low=mean, high=mean)
-    if len(values) < 2:
+    if len(values) <= FEWEST_FREE:
         return Estimate(value=mean)
-    error = NORMAL_95 * float(values.std(ddof=1)) * math.sqrt((1 - len(values) / num_all) / len(values))
+    error = (
+        student_95(len(values) - 1) * float(values.std(ddof=1)) * math.sqrt((1 - len(values) / num_all) / len(values))
+    )
     return Estimate(value=mean, low=max(min(1.0, mean), mean - error), high=min(float(most), mean + error))
+
+
+def student_95(num_free: int) -> float:
+    """The 0.975 quantile of Student's t with num_free degrees of freedom, at least 3; within 1 % (the series of Fisher
+    and Cornish, Technometrics 1960, around the normal quantile)."""
+    return 1.96 + 2.372 / num_free + 2.823 / num_free**2 + 2.556 / num_free**3
 
 
 def _compare_speed(steps: Sequence[ArtifactRef], simulated_seconds: float) -> Estimate:
@@ -140,12 +147,12 @@ def _compare_speed(steps: Sequence[ArtifactRef], simulated_seconds: float) -> Es
     columns = {name: np.concatenate([table.column(name).to_numpy() for table in tables]) for name in names}
     seconds = columns.pop("duration_ms") / 1000
     ratio = float(seconds.sum()) / simulated_seconds
-    if len(seconds) < FEWEST_STEPS:
+    if len(seconds) < FEWEST_FREE + 2:
         return Estimate(value=ratio)
     line = np.stack([np.ones(len(seconds)), sum(columns.values())], axis=1)
     residuals = seconds - line @ np.linalg.lstsq(line, seconds)[0]
     scatter = math.sqrt(float((residuals**2).sum()) / (len(seconds) - 2) * len(seconds))
-    error = NORMAL_95 * scatter / simulated_seconds
+    error = student_95(len(seconds) - 2) * scatter / simulated_seconds
     return Estimate(value=ratio, low=max(0.0, ratio - error), high=ratio + error)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import ConfigError, DatabaseError
 from flows.cli import batchloom
-from flows.nights.explain_night import explain_night
+from flows.explain_night import explain_night
 from flows.nights.night import night
 from tests.tiny_encoders import save_encoder, save_modules
 

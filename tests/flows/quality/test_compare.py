@@ -1,6 +1,8 @@
 """`batchloom compare` on real nights: both sides' answers are those of their own nights, computed together for less."""
 
 from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from flows.quality.comparison_page import render_comparison
 from flows.settings import EngineSettings, WorkerSettings
 from tasks.answers.decide import Decisions
 from tasks.answers.extract import Extraction
+from tasks.answers.head_score import HeadScore
 from tasks.answers.score import LabelScore
 from tasks.answers.thinking import ThinkingText
 from tasks.comparison import difference
@@ -170,6 +173,7 @@ def test_gold_that_cannot_be_used_is_refused_before_a_row_is_read(nights: Any) -
     nights.sql(
         "drop table ranking_candidates; create table wrong as select 'q0' as query_id, 'd0' as doc_id, 1 as size;"
         "create table twice as select 'q0' as query_id, 'd0' as doc_id, 'yes' as label from range(2);"
+        "create table graded as select 'q0' as query_id, 'd0' as doc_id, 3 as relevance;"
         "create table empty as from twice limit 0; create table nothing as select * replace (null as label) from twice"
         " limit 1; create table other as select * replace ('maybe' as label) from twice limit 1"
     )
@@ -179,6 +183,7 @@ def test_gold_that_cannot_be_used_is_refused_before_a_row_is_read(nights: Any) -
         ("empty", "gold table 'empty' is empty"),
         ("nothing", "gold table 'nothing' judges nothing: each value of 'label' is NULL"),
         ("other", "'maybe' is not one of the labels 'yes', 'no'"),
+        ("graded", "gold table 'graded' has no column to compare; the answers have score, label"),
         ("main.wrong", r"gold table 'main\.wrong' has a column 'size', which workload 'ranking' does not answer"),
     ):
         with pytest.raises(DatabaseError, match=message):
@@ -295,6 +300,7 @@ def test_columns_are_ignored_by_what_they_are_not_by_their_names() -> None:
         (extracted, ("score", "tall", "tall_probability", "thinking"), ()),
         (decided, ("tall",), ("tall_probability",)),
         (scored, ("label",), ("score", "label_logprobs")),
+        (HeadScore(labels=("a",), score_label="a", output={"table": "t"}), ("score",), ("label", "label_logprobs")),
         (thought, ("score",), ("thinking",)),
     ):
         for name in (*counted, *ignored):
@@ -323,6 +329,37 @@ def test_the_text_of_two_modes_is_compared(tmp_path: Path, column: str) -> None:
         connection.execute("create table gold as select 'd' as doc_id, 'q' as query_id, 'at night' as snippet")
     against_gold = compare_with_gold(tmp_path / "team.duckdb", "gold", workloads, [row])
     assert [each.difference for each in against_gold if each.metric == "exact_match"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "values", "metrics"),
+    [
+        (
+            "ENUM('a', 'it''s')",
+            "ENUM('a', 'b', 'it''s')",
+            [("a", "a"), ("it's", "b")],
+            {"agreement": 0.5, "kappa": 1 / 3},
+        ),
+        ("DECIMAL(12,2)", "INTEGER", [(Decimal("2.00"), 2), (Decimal("2.50"), 3)], {"agreement": 0.5}),
+        ("DATE", "VARCHAR", [(date(2026, 1, 1), "2026-01-01")], {}),
+    ],
+)
+def test_columns_of_other_types_are_compared_where_values_can_be_equal(
+    tmp_path: Path, old: str, new: str, values: Any, metrics: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as by one label more, which is what two prompts are often compared for."""
+    kinds = [Extraction(columns={"topic": type_}, output={"table": "t"}) for type_ in (old, new)]
+    first, second = (replace(load_workload("facts"), kind=kind) for kind in kinds)
+    given = {"error": None, "num_prompt_tokens": 9, "num_output_tokens": 0}
+    rows = [
+        PairedRow(*(AnsweredRow(key={"doc_id": f"d{n}"}, answer={"topic": value}, **given) for value in pair))
+        for n, pair in enumerate(values)
+    ]
+    found = {each.metric: each.value for each in measure_agreement((first, second), rows)}
+    assert {name: found[name] for name in metrics} == pytest.approx(metrics)
+    assert bool(found) is bool(metrics)
+    expected = [] if metrics else ["topic: not compared, since DATE is no VARCHAR"]
+    assert caplog.messages == expected
 
 
 def test_a_question_that_only_one_workload_asks_changes_no_answer() -> None:

@@ -36,7 +36,7 @@ def test_answers_are_judged_and_a_bad_metric_is_an_exit_code(nights: Any, capsys
     assert line[:3] == ["label", "accuracy", f"{share_right:.3f}"]
     assert run_flow(evaluate, [*options, "--min", "accuracy=0.99", "--max", "mrr=0.001"]) == 1
     message = capsys.readouterr().err
-    assert message.startswith(f"evaluate: accuracy in label is {share_right:.4g}, below 0.99; mrr in rank is ")
+    assert message.startswith(f"evaluate: accuracy in label is {share_right:.6g}, below 0.99; mrr in rank is ")
     assert message.count("\n") == 1
     assert nights.sql("select count(*), count(distinct evaluation_id) from evaluations") == [(2, 2)]
     ((value, low, high),) = nights.sql(

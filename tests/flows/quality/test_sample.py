@@ -21,7 +21,7 @@ from flows.nightly import nightly
 from flows.quality.sample_page import render_sample, show_value
 from flows.text_page import publish_page
 from sql import statement
-from tasks.forecast.sampled import mean_of
+from tasks.forecast.sampled import mean_of, student_95
 from tasks.sample import AnsweredRow, Sample, choose_rows, list_answer_lengths
 from tasks.storage.artifact import ArtifactRef, write_parquet
 from tasks.workloads.workload import load_workload
@@ -178,6 +178,8 @@ def test_a_sample_holds_each_stratum_in_proportion(tmp_path: Path) -> None:
         whole = np.bincount(np.searchsorted(quartiles, lengths[degrees == degree]), minlength=4) / 10
         assert np.abs(np.bincount(tiers, minlength=4) - whole).max() <= 1.5
     assert [row_id for row_id, _, _ in choose(1000)] == list(range(620))
+    means = [np.mean([length for *_, length in choose(5, seed)]) for seed in range(30)]
+    assert 0.8 <= np.mean(means) / lengths.mean() <= 1.1, "few rows are not the longest of each stratum"
 
 
 def test_rows_of_several_prompts_are_counted_once_as_sharing_a_prefix(tmp_path: Path) -> None:
@@ -205,7 +207,8 @@ def test_the_mean_of_a_sample_has_an_interval_that_holds_the_truth() -> None:
     assert 0.89 <= np.mean(is_held) <= 0.99
     whole = mean_of(population, 1000, 10**6)
     assert whole.low == whole.value == whole.high
-    assert mean_of(np.array([7.0]), 1000, 48).low is None
+    assert mean_of(np.array([7.0, 8.0, 9.0]), 1000, 48).low is None
+    assert [student_95(number) for number in (3, 9, 30)] == pytest.approx([3.182, 2.262, 2.042], rel=0.01)
     assert mean_of(np.array([]), 1000, 48).value == 48
 
 

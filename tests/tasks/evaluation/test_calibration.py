@@ -18,7 +18,7 @@ from tasks.workloads.workload import load_workload
 
 RANKING = load_workload("ranking")
 SNIPPETS = load_workload("snippets")
-SAME = "all rows say the same; a calibration needs right and wrong ones"
+SAME = "0 rows are right and {} wrong; a calibration needs 5 of each"
 
 
 def sql(path: Path, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:
@@ -147,6 +147,27 @@ def test_maps_rise_and_mend_what_is_too_sure(method: Method) -> None:
             fit(not_rising, happened, method)
 
 
+def test_few_wrong_rows_make_no_step_of_the_curve() -> None:
+    """Platt's targets: the accurate model is hardly ever wrong, which says little of where it is."""
+    rng = np.random.default_rng(0)
+    right, wrong = rng.uniform(0.75, 0.99, 55), rng.uniform(0.4, 0.7, 5)
+    found = fit(np.concatenate([right, wrong]), np.repeat([1.0, 0.0], [55, 5]), "platt")
+    assert 0.3 < found.apply(np.array([0.65]))[0] < 0.8
+    assert found.brier_after > 0.005, "no fold is mapped by what was fitted to it"
+
+
+def test_a_map_that_is_no_better_is_a_warning(database: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (mended,) = calibrate_answers.fn(str(database), RANKING, "gold", "platt")
+    assert mended.brier_after < mended.brier_before
+    assert caplog.messages == []
+    rows = sql(database, "select doc_id, calibrated_probability from calibrated_rankings where run_id = 'r1'")
+    with duckdb.connect(str(database)) as connection:
+        connection.executemany("update rankings set score = $2 where doc_id = $1", rows)
+    (again,) = calibrate_answers.fn(str(database), RANKING, "gold", "platt")
+    assert again.brier_after > again.brier_before
+    assert caplog.messages[0].startswith("ranking: score is better as it is: in five folds the error is 0.")
+
+
 @pytest.fixture
 def typed(tmp_path: Path) -> Path:
     """80 answers of an ENUM: `a` is likely or not, `b` is the other, and `c`, which gold never has, is unlikely."""
@@ -174,7 +195,9 @@ def typed(tmp_path: Path) -> Path:
 def test_each_label_that_can_be_calibrated_has_a_map_of_its_own(typed: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = {each.label: each for each in calibrate_answers.fn(str(typed), SNIPPETS, "gold", "platt")}
     assert sorted(found) == ["a", "b"]
-    assert caplog.messages == [f"snippets: not calibrated: topic_probabilities of 'c': {SAME} (answers of tiny)"]
+    assert caplog.messages == [
+        f"snippets: not calibrated: topic_probabilities of 'c': {SAME.format(80)} (answers of tiny)"
+    ]
     unlikely = "select distinct calibrated_probability from calibrated_snippets_labels where label = 'c'"
     assert sql(typed, unlikely) == [(None,)]
     rows = sql(
@@ -224,10 +247,10 @@ def test_answers_of_a_row_count_though_another_question_of_it_failed(typed: Path
 
 
 def test_nothing_is_written_if_no_label_can_be_calibrated(typed: Path) -> None:
-    sql(typed, "update gold set topic = 'a'")
+    sql(typed, "update gold set topic = 'd'")
     with pytest.raises(
         DatabaseError,
-        match=rf"^gold table 'gold', topic_probabilities of 'a', 'b', 'c': {SAME} \(answers of tiny\)$",
+        match=rf"^gold table 'gold', topic_probabilities of 'a', 'b', 'c': {SAME.format(80)} \(answers of tiny\)$",
     ):
         calibrate_answers.fn(str(typed), SNIPPETS, "gold", "platt")
     assert not sql(typed, "select * from information_schema.tables where table_name like 'calibrat%'")
@@ -240,7 +263,11 @@ def test_nothing_is_written_if_no_label_can_be_calibrated(typed: Path) -> None:
             "delete from gold where doc_id > 'd3'",
             r"score: \d\d rows that this workload .*; a calibration needs at least 50",
         ),
-        ("update gold set label = 'no'", f"gold table 'gold', score: {SAME}"),
+        ("update gold set label = 'no'", f"gold table 'gold', score: {SAME.format(120)}"),
+        (
+            "update gold set label = if(doc_id in ('d1', 'd2', 'd3', 'd4'), 'yes', 'no')",
+            "4 rows are right and 116 wrong",
+        ),
         ("update runs set workload_digest = 'old'", "workload 'ranking' as it is now has answered nothing yet"),
         (
             "update rankings set score = 1 - score",

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from engine.errors import ConfigError, DatabaseError
 from sql import statement
+from tasks.answers.head_score import HeadScore
 from tasks.database.connection import connect, execute
 from tasks.database.schema import create_schema
 from tasks.evaluation import evaluation as evaluation_module
@@ -155,6 +156,22 @@ def test_ranks_are_judged_as_scikit_learn_does(database: Path, sk: Any) -> None:
 
 
 @pytest.mark.usefixtures("few_replicates")
+def test_a_list_without_any_relevant_row_counts_as_0(database: Path) -> None:
+    """As in trec_eval, whatever else gold names of the list; a query without any list counts for coverage alone."""
+    add_rankings(database, [0.9] * 10 + [0.1] * 90)  # d0 is the first of query q0, d1 of q1, and so on
+    sql(database, "create table gold (query_id text, doc_id text, relevance integer)")
+    sql(database, "insert into gold select 'q' || i, if(i < 5, 'd' || i, 'elsewhere'), 1 from range(10) as x (i)")
+    sql(database, "insert into gold values ('q-new', 'd0', 1)")
+    found = {each.metric: each for each in evaluate_answers.fn(database, RANKING, "gold").metrics}
+    assert found["mrr"].value == found["ndcg@10"].value == pytest.approx(0.5)
+    assert (found["mrr"].num_rows, found["coverage"].num_rows) == (10, 11)
+    assert found["coverage"].value == pytest.approx(5 / 11)
+    sql(database, "insert into gold select 'q' || i, 'd' || (i + 10), 0 from range(10) as x (i)")
+    found = {each.metric: each for each in evaluate_answers.fn(database, RANKING, "gold").metrics}
+    assert found["ndcg@10"].value == pytest.approx(0.5)
+
+
+@pytest.mark.usefixtures("few_replicates")
 def test_ranks_of_a_run_are_among_its_own_answers(database: Path, sk: Any) -> None:
     """A later run answers the best row again, as the worst: the earlier run's next one is then the first of the
     newest answers, too."""
@@ -270,6 +287,10 @@ def test_texts_count_equal_words(database: Path) -> None:
         "d3": ("...", "..."),
         "d4": (None, "it failed"),
         "d5": ("\u0915\u0940", "\u0915\u093f"),  # words of Hindi that differ in a vowel sign
+        "d6": (
+            "\u5927\u5bb6\u597dDuckDB 2",
+            "duckdb 2 \u5927\u5bb6",
+        ),  # Chinese has no spaces: each character is a word
     }
     for doc_id, (answer, _) in answers.items():
         sql(
@@ -282,15 +303,15 @@ def test_texts_count_equal_words(database: Path) -> None:
     sql(database, "create table gold (query_id text, doc_id text, snippet text)")
     for doc_id, (_, expected) in answers.items():
         sql(database, "insert into gold values ('q0', ?, ?)", [doc_id, expected])
-    sql(database, "insert into gold values ('q0', 'd-never', 'not asked'), ('q0', 'd6', null)")
+    sql(database, "insert into gold values ('q0', 'd-never', 'not asked'), ('q0', 'd7', null)")
     evaluation = evaluate_answers.fn(database, SNIPPETS, "gold")
     found = values_of(evaluation)
-    assert found["snippet", "exact_match", None] == pytest.approx(2 / 6), "the failed row is wrong"
-    assert found["snippet", "token_f1", None] == pytest.approx((1 + 1 + 2 * 2 / 5 + 1 + 0 + 0) / 6)
-    assert found["snippet", "coverage", None] == pytest.approx(5 / 7)
+    assert found["snippet", "exact_match", None] == pytest.approx(2 / 7), "the failed row is wrong"
+    assert found["snippet", "token_f1", None] == pytest.approx((1 + 1 + 2 * 2 / 5 + 1 + 0 + 0 + 2 * 4 / 9) / 7)
+    assert found["snippet", "coverage", None] == pytest.approx(6 / 8)
     assert (evaluation.num_gold_rows, evaluation.num_ok, evaluation.num_errors, evaluation.num_unanswered) == (
-        8,
-        5,
+        9,
+        6,
         1,
         2,
     )
@@ -308,8 +329,10 @@ def test_two_runs_are_compared_row_by_row(database: Path, sk: Any) -> None:
     assert found == {
         ("label", "agreement", None): pytest.approx(sk.accuracy_score(*labels)),
         ("label", "kappa", None): pytest.approx(sk.cohen_kappa_score(*labels)),
+        ("score", "mean_absolute_error", None): pytest.approx(np.abs(first - second).mean()),
     }
     same = values_of(evaluate_answers.fn(database, RANKING, None, run_id="r2", against="r2"), "r2")
+    assert same.pop(("score", "mean_absolute_error", None)) == 0
     assert set(same.values()) == {1.0}
 
 
@@ -327,7 +350,22 @@ def test_rows_that_one_of_two_runs_could_not_answer_are_left_out(database: Path)
     for run_id, other in (("r1", "r2"), ("r2", "r1")):
         metrics = evaluate_answers.fn(database, RANKING, None, run_id=run_id, against=other).metrics
         found = [(each.metric, each.value, each.num_rows) for each in metrics]
-        assert found == [("agreement", 1.0, 2), ("kappa", 1.0, 2)]
+        assert found == [("agreement", 1.0, 2), ("kappa", 1.0, 2), ("mean_absolute_error", 0.0, 2)]
+
+
+@pytest.mark.usefixtures("few_replicates")
+def test_scores_of_one_output_are_the_answers_of_its_runs(database: Path) -> None:
+    """A reranker's only label is the same in each row; a bound on agreement would be met by any scores."""
+    kind = HeadScore(labels=("LABEL_0",), score_label="LABEL_0", output=RANKING.kind.output)
+    workload = replace(RANKING, kind=kind)
+    for day, (run_id, scores) in enumerate({"r1": [0.9, 0.2, 0.4], "r2": [0.1, 0.3, 0.4]}.items(), start=1):
+        add_rankings(database, scores, run_id, day)
+    sql(database, "update rankings set label = 'LABEL_0'")
+    found = evaluate_answers.fn(database, workload, None, against="r1").metrics
+    assert [(each.column_name, each.metric) for each in found] == [("score", "mean_absolute_error")]
+    assert found[0].value == pytest.approx(0.3)
+    with pytest.raises(ConfigError, match="no metric 'agreement' was computed"):
+        Threshold.parse("agreement=0.9", is_least=True).find_failures(found)
 
 
 @pytest.mark.usefixtures("few_replicates")
@@ -444,6 +482,14 @@ def test_columns_of_every_type_are_compared_as_what_they_are(tmp_path: Path) -> 
         ("double", "'-0.0'", "0", True),
         ("double[]", "['-0.0', null]", "[0, null]", True),
         ("double[]", "[1.0, null]", "[1.0, 2.0]", False),
+        ("integer[]", "[2]", "[1.5]", False),
+        ("integer[]", "[2]", "[2.0]", True),
+        ("decimal(12, 2)[]", "[12.5]", "[12.504]", False),
+        ("decimal(12, 2)[]", "[12.5]", "[12.5]::double[]", True),
+        ("struct(a integer, b text)", "{'a': 2, 'b': 'x'}", "{'a': 1.6, 'b': 'x'}", False),
+        ("struct(a integer, b text)", "{'a': 2, 'b': 'x'}", "{'b': 'x', 'a': 2}", True),
+        ("date", "'2026-01-31'", "timestamp '2026-01-31 23:59'", False),
+        ("date", "'2026-01-31'", "'2026-01-31'", True),
         ("text", "'Yes'", "e' Yes\\n'", True),
         ("text", "'Yes'", "e'\u3000Yes\u00a0'", True),
         ("text", "'caf\u00e9'", "'cafe\u0301'", True),
@@ -725,6 +771,11 @@ def test_thresholds_name_what_misses_them(database: Path) -> None:
     found = evaluate_answers.fn(database, RANKING, "gold", run_id="r2", against="r1").metrics
     assert check("agreement=0.75", "kappa=0") == []
     assert check("kappa=0.1") == ["kappa in label is 0, below 0.1"], "that with gold"
+    means = [replace(found[0], metric="accuracy", value=value) for value in (0.7 - 1e-16, 26_999 / 30_000)]
+    assert Threshold.parse("accuracy=0.7", is_least=True).find_failures(means) == [], "the mean of three 0.7 is less"
+    assert Threshold.parse("accuracy=0.9", is_least=True).find_failures(means[1:]) == [
+        "accuracy in label is 0.899967, below 0.9"
+    ]
     for text in ("accuracy", "accuracy=", "=0.8", "accuracy=high", "label..yes=1", "accuracy=nan"):
         with pytest.raises(ConfigError, match="is not of the form"):
             check(text)
