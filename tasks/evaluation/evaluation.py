@@ -29,14 +29,7 @@ VIEW_COLUMNS = {
 }
 """Columns by which the views of `CREATED` are told from a user's own views of these names."""
 
-MACROS = (
-    "probability_of_answer",
-    "batchloom_wilson_low",
-    "batchloom_wilson_high",
-    "weight_of",
-    "bootstrap_quantile",
-    "words_of",
-)
+MACROS = "probability_of_answer batchloom_wilson_low batchloom_wilson_high weight_of bootstrap_quantile words_of".split()
 
 MOST_REPLICATES, FEWEST_REPLICATES = 1000, 100
 FEWEST_BOOTSTRAP_ROWS = 6
