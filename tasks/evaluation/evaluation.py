@@ -29,7 +29,8 @@ VIEW_COLUMNS = {
 }
 """Columns by which the views of `CREATED` are told from a user's own views of these names."""
 
-MACROS = "probability_of_answer batchloom_wilson_low batchloom_wilson_high weight_of bootstrap_quantile words_of".split()
+MACROS = ("probability_of_answer", "batchloom_wilson_low", "batchloom_wilson_high", "weight_of", "bootstrap_quantile",
+          "words_of")  # fmt: skip
 
 MOST_REPLICATES, FEWEST_REPLICATES = 1000, 100
 FEWEST_BOOTSTRAP_ROWS = 6
@@ -161,8 +162,7 @@ class Comparison:
         self._connection, self._workload = connection, workload
         self.execute = partial(execute, connection)
         self._this = {"evaluation_id": evaluation_id}
-        self._table = workload.output.table
-        self._latest = f"latest_{self._table}"
+        self._table, self._latest = workload.output.table, f"latest_{workload.output.table}"
         self._most_rows = 0  # of gold, or of the run that answers are compared with
         if self._latest.lower() not in list_relations(connection):
             raise DatabaseError(f"workload {workload.name!r} has no answers yet: there is no view {self._latest!r}")
