@@ -50,5 +50,5 @@ def make_attention(
         except (ValueError, NativeBuildError) as error:
             if name == "native":
                 raise ConfigError(f"attention 'native': {error}") from error
-            LOGGER.info("torch computes the layers, and the night takes about twice as long: %s", error)
+            LOGGER.warning("torch computes the layers, and the night takes about twice as long: %s", error)
     return CpuAttention(**heads, dtype=dtype)
