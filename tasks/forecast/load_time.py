@@ -18,9 +18,9 @@ PROBED_BYTES = 16 << 20
 def forecast_load(source: Source, engine: EngineConfig) -> float:
     """Seconds to load the source's model.
 
-    The largest time that one of the newest runs took beside its steps: runs that found the model loaded took almost
-    none. For a model that has not run here yet, the time to read its files, at the rate of the largest file's first
-    bytes.
+    The median of the times that the newest runs took beside their steps, of those that loaded the model: which took at
+    least half the time to read its files. Without such a run it is the time to read the files, at the rate of the
+    largest file's first bytes. See the statement for nights that were not begun.
 
     Args:
         source: its database has earlier runs.
@@ -29,8 +29,9 @@ def forecast_load(source: Source, engine: EngineConfig) -> float:
         DatabaseError: the database is locked.
         ModelError: the folder holds no weights.
     """
-    found = _read_earlier(source, "read/load_seconds", engine)
-    return max(0.0, *found) if found else _time_reading(source.checkpoint)
+    reading = _time_reading(source.checkpoint)
+    found = _read_earlier(source, "read/load_seconds", engine, least_seconds=reading / 2)
+    return found[0] if found else reading
 
 
 def find_speed_ratio(source: Source, engine: EngineConfig) -> float:
@@ -39,8 +40,8 @@ def find_speed_ratio(source: Source, engine: EngineConfig) -> float:
     return found[0] if found else 1.0
 
 
-def _read_earlier(source: Source, name: str, engine: EngineConfig) -> list[float]:
-    asked = {"model_digest": source.model_digest, "device": engine.device, "dtype": engine.dtype}
+def _read_earlier(source: Source, name: str, engine: EngineConfig, **more: float) -> list[float]:
+    asked = {"model_digest": source.model_digest, "device": engine.device, "dtype": engine.dtype} | more
     with connect(source.database, read_only=True) as connection:
         if not {"runs", "steps"} <= list_relations(connection).keys():
             return []

@@ -27,6 +27,47 @@ def test_a_folder_without_weights_is_refused_in_a_line(tmp_path: Path) -> None:
     assert forecast_load(*given) > 0
 
 
+def test_one_slow_load_does_not_keep_later_nights_from_beginning(tmp_path: Path) -> None:
+    """The forecast is the median of the runs that loaded the model, and nights that were not begun lower it."""
+    path, engine = tmp_path / "team.duckdb", EngineConfig(device="cpu", dtype="float32")
+    (tmp_path / "model.safetensors").write_bytes(bytes(1 << 16))
+    source = make_source(path, checkpoint=tmp_path)
+
+    def add_run(day: float, load_seconds: float | None, status: str = "completed") -> None:
+        """A run of the day with a step of ten seconds, or one without, if it was not begun."""
+        with connect(path) as connection:
+            connection.execute(
+                "insert into runs by name select $run as run_id, 'topics' as workload, '' as workload_digest,"
+                " 'm' as model, 'digest' as model_digest, $status as status, 10 + $seconds as infer_seconds,"
+                """ '{"engine": {"device": "cpu", "dtype": "float32"}}' as config,"""
+                " timestamptz '2026-01-01' + to_hours($hours) as started_at",
+                {"run": f"r{day}", "status": status, "seconds": load_seconds, "hours": round(24 * day)},
+            )
+            if load_seconds is not None:
+                connection.execute(
+                    "insert into steps by name select $run as run_id, 0 as partition, 0 as step,"
+                    " timestamptz '2026-01-01' as started_at, 10000.0 as duration_ms",
+                    {"run": f"r{day}"},
+                )
+
+    with connect(path, create=True) as connection:
+        create_schema(connection)
+    add_run(1, 10_000.0)
+    assert forecast_load(source, engine) == pytest.approx(10_000)
+    add_run(2, None, "deadline")
+    assert forecast_load(source, engine) < 60, "the time to read the files, where the only load was too slow"
+    add_run(3, 20.0)
+    assert forecast_load(source, engine) == pytest.approx(5_010), "a night has begun since, so both loads count"
+    add_run(4, None, "deadline")
+    add_run(4.1, None, "deadline")
+    assert forecast_load(source, engine) == pytest.approx(20), "two workloads of one night"
+    add_run(5, 30.0)
+    assert forecast_load(source, engine) == pytest.approx(30)
+    for number in range(100):
+        add_run(6 + number / 200, 0.0)
+    assert forecast_load(source, engine) == pytest.approx(30), "runs that found the model loaded say nothing of it"
+
+
 def test_steps_take_as_long_as_in_earlier_nights(tmp_path: Path) -> None:
     """Runs that end early count by their tokens, and a ratio is of the simulation, not of an earlier correction."""
     path, engine = tmp_path / "team.duckdb", EngineConfig(device="cpu", dtype="float32")
