@@ -64,33 +64,43 @@ def find_query_problems(
     with connect(database, read_only=True) as connection:
         execute(connection, "attach/folder", name=PLANNED)
         restrict_sql(connection, [], attach)
-        own = _schema_name(execute(connection, "read/current_database").fetchall()[0][0])
-        _copy_views(connection, own)
+        own, *others = execute(connection, "read/database_schemas").fetchall()
+        queries = " ".join(workload.requests_sql.lower() for workload in workloads.values())
+        # An unqualified name is not found in other schemas, unless a query names one of them.
+        read = [own, *(other for other in others if other[1].lower() in queries)]
+        planned = ",".join(_schema_name(*each) for each in ((PLANNED, "main"), *read))
+        _copy_views(connection, planned)
         for name in (name for wave in plan_waves(steps) for name in wave.steps):
             if any(other in problems for other in after[name]):
                 problems[name] = ""
                 continue
             try:
-                _check_step(connection, workloads[name], str(database), own)
+                _check_step(connection, workloads[name], str(database), _schema_name(*own), planned)
             except (BatchloomError, duckdb.Error) as error:
                 problems[name] = " ".join(str(error).split())
-        set_option(connection, "search_path", own)
+        set_option(connection, "search_path", _schema_name(*own))
         execute(connection, "attach/detach", name=PLANNED)
     return [problem for problem in problems.values() if problem]
 
 
-def _copy_views(connection: duckdb.DuckDBPyConnection, own: str) -> None:
+def _copy_views(connection: duckdb.DuckDBPyConnection, planned: str) -> None:
     """Create the database's views in `PLANNED`, too, so that they read the tables that the night will make."""
     statements = execute(connection, "schema/view_statements").fetchall()
-    set_option(connection, "search_path", f"{_schema_name(PLANNED)},{own}")
+    set_option(connection, "search_path", planned)
     for (create,) in statements:
         with suppress(duckdb.Error):  # a view that cannot be read now, such as one over a dropped table
             connection.execute(create)
 
 
-def _check_step(connection: duckdb.DuckDBPyConnection, workload: Workload, database: str, own: str) -> None:
-    """Check a query and its output table, then create the step's tables in `PLANNED` for the checks of later steps."""
-    planned = f"{_schema_name(PLANNED)},{own}"
+def _check_step(
+    connection: duckdb.DuckDBPyConnection, workload: Workload, database: str, own: str, planned: str
+) -> None:
+    """Check a query and its output table, then create the step's tables in `PLANNED` for the checks of later steps.
+
+    Args:
+        database: its name in messages.
+        own, planned: search paths of the database as it is, and as the night will leave it.
+    """
     set_option(connection, "search_path", planned)
     check_requests(connection, workload, database)
     set_option(connection, "search_path", own)
@@ -113,5 +123,5 @@ def _check_step(connection: duckdb.DuckDBPyConnection, workload: Workload, datab
             execute(connection, "schema/drop_table", table=table)
 
 
-def _schema_name(database: str) -> str:
-    return f"{quote_identifier(database)}.main"
+def _schema_name(database: str, schema: str) -> str:
+    return f"{quote_identifier(database)}.{quote_identifier(schema)}"

@@ -124,6 +124,23 @@ def test_a_database_may_have_any_name(name: str, tmp_path: Path, make: Callable[
     check_in_turn(tmp_path / f"{name}.duckdb", [make("first", READ_MAILS), make("second", f"{READ_ANSWERS} first")], {})
 
 
+def test_queries_may_read_other_schemas_of_the_database(database: Path, make: Callable[..., Workload]) -> None:
+    with connect(database) as connection:
+        connection.execute("create schema staging")
+        connection.execute("create table staging.notes as select 'l1' as mail_id, 'x' as body")
+        connection.execute("create macro staging.cut(body) as left(body, 3)")
+        connection.execute("create view today as select mail_id, staging.cut(body) as body from staging.notes")
+    letters = make("letters", "select mail_id, staging.cut(body) as body from Staging.notes")
+    again = make("again", f"{READ_ANSWERS} latest_letters")
+    check_in_turn(database, [letters, again, make("viewed", "from today")], {})
+    check_in_turn(database, [make("viewed", "from today")], {})
+    answer(database, letters)
+    with connect(database, read_only=True) as connection:
+        assert connection.execute("from latest_letters").fetchall() == []
+    assert "no table or view 'notes'" in say_why(database, make("unqualified", "select mail_id, body from notes"))
+    assert "no table or view 'mails'" in say_why(database, make("none", "select mail_id, body from staging.mails"))
+
+
 def test_workloads_have_names_of_their_own() -> None:
     snippets, ranking = load_workload("snippets"), load_workload("ranking")
     check_tables([snippets, ranking])
