@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.model.loading.checkpoint import checkpoint_digest
 from tasks.runs.infer_job import FailurePolicy, InferJob, JobMember
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
@@ -20,7 +21,7 @@ def make_job(run_folder: str | Path, workload: Workload, checkpoint: str | Path,
     """A job for the plan of one workload; without a plan it is for its model alone."""
     whole = {
         "plan": ArtifactRef(path="", num_rows=0, digest=""),
-        "model_digest": "digest",
+        "model_digest": checkpoint_digest(found) if (found := Path(checkpoint)).is_dir() else "digest",
         "engine": EngineConfig(dtype="float32", kv_memory_bytes=8 << 20),
         "failures": FailurePolicy(),
         **given,

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from benchmarks.measuring.wrong_answer import WrongAnswerError
 from engine.config import EngineConfig
+from engine.model.loading.checkpoint import checkpoint_digest
 from tasks.database.connection import connect
 from tasks.database.schema import create_schema
 from tasks.partitions.attempt import infer_partition
@@ -95,7 +96,7 @@ def run_stage(stage: str, folder: Path) -> None:
             members=(JobMember(run_folder=run.folder, workload=workload),),
             plan=run.artifacts["plan"],
             checkpoint=str(model),
-            model_digest="model",
+            model_digest=checkpoint_digest(model),
             engine=EngineConfig(dtype="float32"),
             failures=FailurePolicy(retries=0),
         )

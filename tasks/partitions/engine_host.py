@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.device.placement import resolve_device
-from engine.errors import CapacityError
+from engine.errors import CapacityError, ModelError
+from engine.model.loading.checkpoint import checkpoint_digest
 from tasks.partitions.out_of_memory import can_lower, describe_memory, free_memory, is_out_of_memory, lower
 from tasks.prompts.text_codec import TextCodec
 from tasks.runs.infer_job import InferJob
@@ -85,6 +86,8 @@ class EngineHost:
             given = lower(job.engine, self._num_halvings) if self._num_halvings else job.engine
             engine = _load_engine(job, given)
             if engine is not None:
+                if checkpoint_digest(Path(job.checkpoint)) != job.model_digest:
+                    raise ModelError(f"model {job.checkpoint!r} here differs from the one where the run began")
                 return LoadedModel(engine=engine, codec=codec)
             free_memory()
             if not self._halve(job.engine):

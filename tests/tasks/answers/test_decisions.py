@@ -80,7 +80,7 @@ class Nights:
         self.plans.append(read_all_rows(plan) if self.num_asked[-1] else None)
         engine = EngineConfig(device="cpu", dtype="float32", kv_memory_bytes=8 << 20, block_size=8)
         failures = FailurePolicy(retries=0, retry_delay_seconds=0, max_error_rate=1.0)
-        given = {"plan": plan, "model_digest": "model-1", "engine": engine, "failures": failures}
+        given = {"plan": plan, "engine": engine, "failures": failures}
         return run, make_job(run.folder, workload, self.model, **given)
 
     def run(self, workload: Workload, **options: Any) -> RunSummary:

@@ -1,15 +1,16 @@
 """The one loaded model of a process, and the memory of those before it."""
 
 import gc
+import shutil
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.errors import ModelError
 from tasks.partitions import engine_host
 from tasks.partitions.engine_host import EngineHost
 from tasks.runs.infer_job import InferJob
@@ -54,7 +55,7 @@ def test_a_model_is_gone_before_the_next_is_loaded(
     use(job)
     use(job)
     if next_model == "another":
-        job = replace(job, model_digest="another")
+        job = make_job("", workload, shutil.copytree(tiny_llama, tmp_path / "another"))
     elif next_model == "the same after a release":
         host.release()
     elif next_model == "the same with less memory":
@@ -80,3 +81,18 @@ def test_a_released_model_leaves_a_gpu_at_once(tiny_llama: Path, monkeypatch: py
     monkeypatch.setattr(engine_host, "resolve_device", lambda name: torch.device(device))
     host.release()
     assert (left() is None) == (device == "cuda")
+
+
+def test_a_model_that_was_replaced_after_the_run_began_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    """Its answers would be kept as those of the model that was there before."""
+    folder = shutil.copytree(tiny_llama, tmp_path / "current")
+    host, job = EngineHost(), make_job("", load_workload("snippets"), folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\1\2\3")
+    with pytest.raises(ModelError, match="current' here differs from the one where the run began"), host.use(job):
+        raise AssertionError("the model is in use")
+    shutil.rmtree(folder)
+    shutil.copytree(tiny_llama, folder)
+    with host.use(job) as model:
+        assert model.engine.is_usable
+    host.release()
