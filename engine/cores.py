@@ -1,8 +1,11 @@
 """The cores that this process may use. The package imports this module before torch is imported."""
 
+import logging
 import os
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
+
+LOGGER = logging.getLogger("batchloom.engine")
 
 CORES = frozenset(os.sched_getaffinity(0))
 """The cores before torch is imported."""
@@ -14,6 +17,14 @@ BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 def usable_cores() -> Set[int]:
     """Cores that this process may use, also where OpenMP has bound this thread to one of them."""
     return CORES if any(name in os.environ for name in BINDING_VARIABLES) else os.sched_getaffinity(0)
+
+
+def usable_threads(num_threads: int) -> int:
+    """num_threads, but at most one for each core that this process may use; a reduction is logged."""
+    num_cores = len(usable_cores())
+    if num_threads > num_cores:
+        LOGGER.info("num_threads is %d, this process may use %d cores: %d threads", num_threads, num_cores, num_cores)
+    return min(num_threads, num_cores)
 
 
 @contextmanager

@@ -4,17 +4,14 @@ torch takes seconds to import, so each function imports it when needed: "auto" a
 """
 
 import ctypes
-import logging
 from typing import TYPE_CHECKING
 
 from engine.config import Dtype
-from engine.cores import usable_cores
+from engine.cores import usable_threads
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-
-LOGGER = logging.getLogger("batchloom.engine")
 
 
 def check_device(name: str) -> None:
@@ -53,14 +50,6 @@ def use_threads(num_threads: int) -> None:
         import torch
 
         torch.set_num_threads(usable_threads(num_threads))
-
-
-def usable_threads(num_threads: int) -> int:
-    """num_threads, but at most one for each core that this process may use; a reduction is logged."""
-    num_cores = len(usable_cores())
-    if num_threads > num_cores:
-        LOGGER.info("num_threads is %d, this process may use %d cores: %d threads", num_threads, num_cores, num_cores)
-    return min(num_threads, num_cores)
 
 
 def find_dtype(name: Dtype, device: "torch.device") -> "torch.dtype":

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.config import EngineConfig
-from engine.device.placement import usable_threads
+from engine.cores import usable_threads
 from engine.errors import ConfigError
 
 ALL_GPUS = ("auto", "cuda")

@@ -36,7 +36,7 @@ def test_children_may_use_all_cores_also_where_openmp_binds_this_thread_to_one(t
     program = (
         "import os\n"
         "from engine.child_process import start_child\n"
-        "from engine.device.placement import usable_threads\n"
+        "from engine.cores import usable_threads\n"
         "import torch\n"
         "num_own = len(os.sched_getaffinity(0))\n"
         "line, process = start_child('child')\n"

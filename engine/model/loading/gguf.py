@@ -36,7 +36,9 @@ _GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling",
 def open_gguf(file: Path) -> Path:
     """The checkpoint folder of a GGUF file, with a table of its tensors, in the cache; raises `ModelError`."""
     file = file.resolve()
-    identity = hashlib.sha256(f"{_CONVERTER_VERSION}\0{file}\0{file.stat().st_size}\0".encode() + weight_sample(file))
+    stat = file.stat()
+    known = f"{_CONVERTER_VERSION}\0{file}\0{stat.st_size}\0{stat.st_mtime_ns}\0"
+    identity = hashlib.sha256(known.encode() + weight_sample(file))
     target = cache_folder() / f"{file.stem}-{identity.hexdigest()[:16]}"
     return _made_once(file, target, _write_folder)
 
@@ -62,9 +64,10 @@ def gguf_file(folder: Path) -> Path:
 def gguf_digest(folder: Path) -> str:
     """See `checkpoint_digest`; without the files made from a GGUF file, whose text depends on transformers' release."""
     file, tensors = gguf_file(folder), read_json(folder / GGUF_TENSORS)["tensors"].values()
+    starts = [tensor["offset"] for tensor in tensors]
     with file.open("rb") as stream:  # all before the weights: configuration, vocabulary, chat template
-        header = stream.read(min((tensor["offset"] for tensor in tensors), default=0))
-    return hashlib.sha256(header + weight_sample(file)).hexdigest()
+        header = stream.read(min(starts, default=0))
+    return hashlib.sha256(header + weight_sample(file, starts)).hexdigest()
 
 
 def write_tensor_table(file: Path, folder: Path) -> Any:
