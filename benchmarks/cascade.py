@@ -33,7 +33,7 @@ from benchmarks.random_model import SHAPES, write_checkpoint
 from engine.model.loading.checkpoint import TOKENIZER_FILES
 from engine.model.loading.stock_weights import read_config
 from flows.command.prefect_server import temporary_server
-from flows.command.run_flow import end_quietly
+from flows.command.failure import end_quietly
 from flows.nights.night import night
 
 PARTS = (

@@ -1,14 +1,13 @@
 """Runs a flow or a function as a command: its options, an error as one line, the exit code."""
 
 import atexit
-import gc
 import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TextIO
@@ -44,7 +43,7 @@ def run_flow(command: Flow[..., Any] | Callable[..., int], arguments: Sequence[s
 
 def _run_flow(flow: Flow[..., Any], options: dict[str, Any]) -> int:
     name, is_explain, is_json = flow.name, flow.name == "explain", options.pop("json", False)
-    atexit.register(end_quietly)
+    atexit.register(failure.end_quietly)
     signal.signal(signal.SIGTERM, failure.end)  # so that exit handlers run
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
         signal.signal(signal.SIGHUP, failure.end)
@@ -101,19 +100,10 @@ def prepare_console() -> None:
     deployment dies. A process that Prefect has started ends quietly."""
     logging.getLogger("batchloom").setLevel(logging.INFO)
     if "PREFECT__FLOW_RUN_ID" in os.environ:
-        atexit.register(end_quietly)
+        atexit.register(failure.end_quietly)
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", ()):
             if isinstance(handler, PrefectConsoleHandler):
                 console = handler.console
                 # rich ends the process when a line cannot be printed; this makes it stop printing instead.
                 console.on_broken_pipe = partial(setattr, console, "quiet", True)  # type: ignore[method-assign]
-
-
-def end_quietly() -> None:
-    """Skip the last garbage collection, which takes two seconds; hide reports of objects alive and of lost output."""
-    gc.freeze()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
