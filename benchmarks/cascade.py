@@ -32,8 +32,8 @@ from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_ans
 from benchmarks.random_model import SHAPES, write_checkpoint
 from engine.model.loading.checkpoint import TOKENIZER_FILES
 from engine.model.loading.stock_weights import read_config
-from flows.command.prefect_server import temporary_server
 from flows.command.failure import end_quietly
+from flows.command.prefect_server import temporary_server
 from flows.nights.night import night
 
 PARTS = (

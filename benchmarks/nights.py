@@ -35,8 +35,8 @@ from benchmarks.measuring.model_folder import find_model
 from benchmarks.measuring.result_file import report
 from benchmarks.measuring.turns import in_turn
 from benchmarks.measuring.wrong_answer import WrongAnswerError, refuse_wrong_answers
-from flows.command.prefect_server import temporary_server
 from flows.command.failure import end_quietly
+from flows.command.prefect_server import temporary_server
 from flows.nights.night import night
 from tasks.nights.deadline import parse_budget
 from tasks.prompts.text_codec import TextCodec
