@@ -89,9 +89,9 @@ def explain(
     source = find_source(database, model, config, planning, full, find_attachments(attach))
     if elsewhere is None:
         hardware = hardware.corrected(find_speed_ratio(source, config))
-    chosen = load_workloads(workloads, source, adapter)
+    chosen = load_workloads(workloads, source, adapter, lock_timeout_seconds)
     with connect(database, read_only=True) as connection:
-        restrict_sql(connection, [runs_folder(database)], source.attach)
+        restrict_sql(connection, [runs_folder(database)], source.attach, queries=[each.requests_sql for each in chosen])
         for workload in chosen:
             try:
                 check_requests(connection, workload, str(database))

@@ -75,7 +75,7 @@ def nightly(
             check_device(config.device)  # before a model is fetched
         source = find_source(database, model, config, planning, full, attached)
         machines.check_host(config, source.checkpoint)
-        chosen = load_workloads(workloads, source, adapter)
+        chosen = load_workloads(workloads, source, adapter, lock_timeout_seconds)
         night = Night(
             source=source,
             engine=config,

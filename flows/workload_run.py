@@ -74,7 +74,9 @@ def describe_source(
     )
 
 
-def load_workloads(names: Sequence[str], source: Source, adapter: Path | None) -> list[Workload]:
+def load_workloads(
+    names: Sequence[str], source: Source, adapter: Path | None, lock_timeout_seconds: float
+) -> list[Workload]:
     """The workloads of these `names`, bound to the model and checked before any work. See `flows.nightly.nightly`."""
     chosen = [load_workload(name).with_adapter(adapter).bind(source.checkpoint) for name in names]
     has_copy = check_tokenizer(source.checkpoint)
@@ -88,7 +90,7 @@ def load_workloads(names: Sequence[str], source: Source, adapter: Path | None) -
         from tasks.nights.check_steps import check_in_turn, check_labels  # imported only when needed
 
         check_labels(chosen[1:], source.checkpoint)  # those of the first one are read at once
-        check_in_turn(source.database, chosen, source.attach)
+        check_in_turn(source.database, chosen, source.attach, lock_timeout_seconds)
     return chosen
 
 

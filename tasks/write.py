@@ -56,7 +56,7 @@ def write_run(
         open_parquet(ref).close()
     attach = record.config.get("attach", {})
     with connect(database, lock_timeout_seconds=lock_timeout_seconds, memory_limit=MEMORY_LIMIT) as connection:
-        restrict_sql(connection, [runs_folder(database)], attach, paths=[ref.path for ref in refs], is_attaching=False)
+        restrict_sql(connection, [runs_folder(database)], attach, paths=[ref.path for ref in refs])
         is_foreign = bool(attach) and reads_attachments(connection, workload)
         with transaction(connection):
             check_schema(connection, workload, str(database))  # tables may have changed since they were read

@@ -31,9 +31,10 @@ DEFAULT = ("snippets", "ranking")
 """Workloads to check if none are named, as `flows.nightly.nightly` answers them."""
 
 
-def find_problems(plan: NightPlan) -> list[str]:
+def find_problems(plan: NightPlan, lock_timeout_seconds: float = 30.0) -> list[str]:
     """The errors that would end the night or one of its steps, one line each: of the copy for readers, models and their
-    settings, prompts, labels and room for thoughts with each model's tokenizer, queries, output tables."""
+    settings, prompts, labels and room for thoughts with each model's tokenizer, queries, output tables. Another process
+    that writes to an attached file is waited for."""
     problems: list[str] = []
     if plan.publish is not None:
         try:
@@ -52,7 +53,7 @@ def find_problems(plan: NightPlan) -> list[str]:
             problems.append(f"{where}{' '.join(str(error).split())}")
     problems = problems or list(_find_copies(plan))
     try:
-        problems += find_query_problems(plan.database, plan.steps, workloads, plan.attach)
+        problems += find_query_problems(plan.database, plan.steps, workloads, plan.attach, lock_timeout_seconds)
     except BatchloomError as error:
         problems.append(str(error))
     return problems

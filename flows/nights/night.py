@@ -72,7 +72,7 @@ def night(
         raise ConfigError("--sample has no deadline: leave out --until and --budget")
     deadline = find_deadline(*limits, begun) if sample is None else None
     with hold_night(plan.database, lock_timeout_seconds, is_written=sample is None):
-        if problems := find_problems(plan):
+        if problems := find_problems(plan, lock_timeout_seconds):
             raise ConfigError(f"{file}: {'; '.join(problems)}")
         run = NightRun(plan, full, deadline.timestamp() if deadline else None)
         with closing(run):

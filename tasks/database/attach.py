@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import duckdb
@@ -11,6 +11,7 @@ from engine.errors import ConfigError, DatabaseError
 from sql import statement
 from tasks.database.connection import check_path, execute, fill_identifiers, quote_literal, set_option
 from tasks.database.messages import explain
+from tasks.database.opening import LOCK_MESSAGE, wait_and_open
 from tasks.database.schema import INPUT_TABLES, list_relations
 from tasks.workloads.workload import Workload
 
@@ -40,37 +41,83 @@ def parse_attachments(given: Mapping[str, str], base: Path) -> dict[str, str]:
     return found
 
 
-def attach_all(connection: duckdb.DuckDBPyConnection, attach: Mapping[str, str]) -> None:
-    """Make each file and folder readable under its name: a DuckDB or SQLite file is attached, read-only; in a folder
-    each table file becomes the view ``name.<file without suffix>``. Raises `DatabaseError` if a file is no database,
-    DuckDB lacks the extension that reads it, or two files of a folder would be one view."""
+def attach_all(
+    connection: duckdb.DuckDBPyConnection,
+    attach: Mapping[str, str],
+    queries: Iterable[str],
+    lock_timeout_seconds: float = 30.0,
+) -> None:
+    """Make files and folders readable under their names: a DuckDB or SQLite file is attached, read-only; in a folder
+    each table file becomes the view ``name.<file without suffix>``. What no query names is not opened, be it locked or
+    half written.
+
+    Args:
+        attach: name to path.
+        queries: of the workloads.
+        lock_timeout_seconds: to wait while another process has a file open for writing.
+    Raises:
+        DatabaseError: a file is no database, locked for too long, or not readable; DuckDB lacks the extension that
+            reads it, or two files of a folder would be one view.
+    """
     set_option(connection, "autoinstall_known_extensions", False)  # a missing one is an error
+    text = _with_definitions(connection, " ".join(queries))
     for name, path in attach.items():
+        if not _names(text, name):
+            continue
         check_path(Path(path))
         try:
             if Path(path).is_dir():
-                _attach_folder(connection, name, Path(path))
+                _attach_folder(connection, name, Path(path), text)
             else:
-                execute(connection, "attach/database_file", {"path": path}, name=name)
+                _attach_file(connection, name, path, lock_timeout_seconds)
         except (duckdb.Error, OSError) as error:
             why = explain(error) if isinstance(error, duckdb.Error) else str(error)
-            raise DatabaseError(f"attach: {name}: {path}: {why}") from error
+            raise DatabaseError(f"attach: {name}: {path}: {why.removeprefix(f'{path} ')}") from error
 
 
-def _attach_folder(connection: duckdb.DuckDBPyConnection, name: str, folder: Path) -> None:
+def _with_definitions(connection: duckdb.DuckDBPyConnection, text: str) -> str:
+    """Queries with the definitions of the views and macros that they name, and that these name."""
+    others = execute(connection, "attach/views_and_macros").fetchall()
+    while found := [other for other in others if _names(text, other[0])]:
+        text = " ".join([text, *(definition for _, definition in found)])
+        others = [other for other in others if other not in found]
+    return text
+
+
+def _names(text: str, name: str) -> bool:
+    """Whether SQL may name a table or database; true also where it names something else like that."""
+    quoted = re.escape(name.replace('"', '""'))
+    return re.search(rf"(?<!\w){quoted}(?!\w)", text, re.IGNORECASE) is not None
+
+
+def _attach_file(connection: duckdb.DuckDBPyConnection, name: str, path: str, lock_timeout_seconds: float) -> None:
+    while True:
+        try:
+            execute(connection, "attach/database_file", {"path": path}, name=name)
+            return
+        except duckdb.IOException as error:
+            if LOCK_MESSAGE not in str(error):
+                raise
+            given = {"read_only": True, "lock_timeout_seconds": lock_timeout_seconds}
+            wait_and_open(Path(path), error, **given).close()
+
+
+def _attach_folder(connection: duckdb.DuckDBPyConnection, name: str, folder: Path, text: str) -> None:
     execute(connection, "attach/folder", name=name)
     tables: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         suffix = path.suffix.lower()
         if suffix in EXTENSIONS:
-            connection.execute(f"load {EXTENSIONS[suffix]}")
+            if suffix[1:] in text.lower():
+                connection.execute(f"load {EXTENSIONS[suffix]}")
         elif suffix in TABLE_FILES and path.is_file():
             other = tables.setdefault(path.stem.lower(), path)  # DuckDB's names have no case
             if other != path:
                 raise DatabaseError(f"{other.name} and {path.name} would be one table, {name}.{path.stem}: rename one")
-            check_path(Path(path.name))
-            texts = {"path": quote_literal(str(path))}
-            connection.execute(fill_identifiers(statement("attach/table_file"), texts, name=name, file=path.stem))
+            if _names(text, path.stem):
+                check_path(Path(path.name))
+                texts = {"path": quote_literal(str(path))}
+                connection.execute(fill_identifiers(statement("attach/table_file"), texts, name=name, file=path.stem))
 
 
 def reads_attachments(connection: duckdb.DuckDBPyConnection, workload: Workload) -> bool:

@@ -138,7 +138,8 @@ def restrict_sql(
     *,
     paths: Iterable[str] = (),
     temp_directory: str | Path | None = None,
-    is_attaching: bool = True,
+    queries: Iterable[str] = (),
+    lock_timeout_seconds: float = 30.0,
 ) -> None:
     """Restrict SQL to the database and the files named here: no other file, no network, no variable of Python; and to
     `MOST_THREADS`. This holds for all connections of this process to the same file, until all of them are closed.
@@ -149,7 +150,7 @@ def restrict_sql(
         folders, paths: batchloom's own folders and files.
         attach: name to the absolute path of a folder that SQL may read, or of a DuckDB or SQLite file.
         temp_directory: for what exceeds DuckDB's memory limit; None is DuckDB's default, beside the database.
-        is_attaching: False: the folders of `attach` may be read by path, but nothing is attached under its names.
+        queries, lock_timeout_seconds: see `attach_all`; the folders of `attach` may always be read by path.
     """
     allowed = [f"{path}/" for path in (*map(str, folders), *attach.values()) if not Path(path).is_file()]
     (has_access, reachable), *_ = execute(connection, "settings/external_access").fetchall()
@@ -157,10 +158,10 @@ def restrict_sql(
         if not set(allowed) <= set(reachable):
             raise DatabaseError(f"no right to reach {', '.join(allowed)}: close this process's other connections to it")
         return
-    if attach and is_attaching:
+    if attach and queries:
         from tasks.database.attach import attach_all
 
-        attach_all(connection, attach)
+        attach_all(connection, attach, queries, lock_timeout_seconds)
     if temp_directory is not None:
         set_option(connection, "temp_directory", str(temp_directory))
     execute(connection, "settings/threads", {"most": MOST_THREADS})

@@ -21,11 +21,13 @@ PLANNED = f"batchloom_planned_{token_hex(8)}"
 random, because a user's database and attachments may have any name."""
 
 
-def check_in_turn(database: Path, workloads: Sequence[Workload], attach: Mapping[str, str]) -> None:
+def check_in_turn(
+    database: Path, workloads: Sequence[Workload], attach: Mapping[str, str], lock_timeout_seconds: float = 30.0
+) -> None:
     """Check workloads that are answered one after the other, each of which may read the answers of those before it;
-    raises the first problem. See `check_tables` and `find_query_problems`."""
+    raises the first problem. See `check_tables`, and `find_query_problems` for the arguments."""
     check_tables(workloads)
-    for problem in find_query_problems(database, *chain_steps(workloads), attach):
+    for problem in find_query_problems(database, *chain_steps(workloads), attach, lock_timeout_seconds):
         raise DatabaseError(problem)
 
 
@@ -48,7 +50,11 @@ def check_tables(workloads: Sequence[Workload]) -> None:
 
 
 def find_query_problems(
-    database: Path, steps: tuple[NightStep, ...], workloads: Mapping[str, Workload], attach: Mapping[str, str]
+    database: Path,
+    steps: tuple[NightStep, ...],
+    workloads: Mapping[str, Workload],
+    attach: Mapping[str, str],
+    lock_timeout_seconds: float = 30.0,
 ) -> list[str]:
     """Problems that keep the steps' queries from running, or their answers from being written; one line for each. A
     step after a step with a problem is not checked. The database is not changed.
@@ -56,18 +62,19 @@ def find_query_problems(
     Args:
         steps, workloads: the graph, and step name to workload.
         attach: what queries may read beside the database.
+        lock_timeout_seconds: to wait while another process has open for writing what they read.
     Raises:
         DatabaseError: the database cannot be opened, or an attachment cannot be attached.
     """
     problems: dict[str, str] = {}
     after = {step.name: step.after for step in steps}
+    queries = [workload.requests_sql for workload in workloads.values()]
     with connect(database, read_only=True) as connection:
         execute(connection, "attach/folder", name=PLANNED)
-        restrict_sql(connection, [], attach)
+        restrict_sql(connection, [], attach, queries=queries, lock_timeout_seconds=lock_timeout_seconds)
         own, *others = execute(connection, "read/database_schemas").fetchall()
-        queries = " ".join(workload.requests_sql.lower() for workload in workloads.values())
         # An unqualified name is not found in other schemas, unless a query names one of them.
-        read = [own, *(other for other in others if other[1].lower() in queries)]
+        read = [own, *(other for other in others if other[1].lower() in " ".join(queries).lower())]
         planned = ",".join(_schema_name(*each) for each in ((PLANNED, "main"), *read))
         _copy_views(connection, planned)
         for name in (name for wave in plan_waves(steps) for name in wave.steps):

@@ -192,7 +192,7 @@ def test_a_broken_attachment_is_named(night: Any, make_workload: Any, tmp_path: 
     with pytest.raises(DatabaseError, match=r"attach: crm: .*crm.duckdb: "):
         read.fn(
             make_source(night.path, attach={"crm": str(tmp_path / "crm.duckdb")}),
-            make_workload("select 1"),
+            make_workload("select note_id, text from crm.people"),
             make_folder(night),
         )
     (tmp_path / "people.parquet").write_text("")
