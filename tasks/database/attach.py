@@ -98,8 +98,7 @@ def _attach_file(connection: duckdb.DuckDBPyConnection, name: str, path: str, lo
         except duckdb.IOException as error:
             if LOCK_MESSAGE not in str(error):
                 raise
-            given = {"read_only": True, "lock_timeout_seconds": lock_timeout_seconds}
-            wait_and_open(Path(path), error, **given).close()
+            wait_and_open(Path(path), error, read_only=True, lock_timeout_seconds=lock_timeout_seconds).close()
 
 
 def _attach_folder(connection: duckdb.DuckDBPyConnection, name: str, folder: Path, text: str) -> None:

@@ -9,7 +9,7 @@ import duckdb
 
 from engine.errors import DatabaseError
 from tasks.database.connection import execute
-from tasks.database.schema import INPUT_TABLES, Relation
+from tasks.database.schema import INPUT_TABLES, RUN_RELATIONS, Relation
 from tasks.workloads.workload import Workload
 
 VIEW_COLUMNS = {"run_summary": ("run_id", "total_seconds"), "ranked_documents": ("query_text", "rank", "score")}
@@ -87,7 +87,10 @@ def _check_columns(workload: Workload, where: str, relation: Relation, expected:
     missing = expected.keys() - relation.columns - {column.lower() for column in list_added(workload, relation.name)}
     if missing:
         there = ", ".join(sorted(relation.columns))
-        raise DatabaseError(f"{where} has no column {min(missing)!r}; it has {there}: add it, or name another table")
+        way_out = "add it, or name another table"
+        if relation.name in RUN_RELATIONS:
+            way_out = f"batchloom keeps its {relation.name} in a table of this name: if this one is yours, rename it"
+        raise DatabaseError(f"{where} has no column {min(missing)!r}; it has {there}: {way_out}")
     for column, type_ in expected.items() if relation.name not in INPUT_TABLES else ():
         if (found := relation.columns.get(column, type_)) != type_:
             way_out = "alter its type, or name another column or table"

@@ -266,6 +266,14 @@ def test_a_repeated_pair_is_answered_twice_then_done(night: Any) -> None:
         ("alter table snippet_requests drop query_id", "table 'snippet_requests' has no column 'query_id'"),
         ("alter table snippets drop content_key", "table 'snippets' is not batchloom's"),
         ("alter table runs drop config", "table 'runs' has no column 'config'"),
+        (
+            "drop table runs; create table runs (run_id int, athlete text)",
+            "it has athlete, run_id: batchloom keeps its runs in a table of this name: if this one is yours, rename it",
+        ),
+        (
+            "drop table steps; create table steps (id int, what text)",
+            "it has id, what: batchloom keeps its steps in a table of this name: if this one is yours, rename it",
+        ),
         ("alter table snippets alter doc_id type blob", "'snippets': column 'doc_id' is BLOB, batchloom writes V"),
         ("alter table snippets alter snippet type text[] using [snippet]", "column 'snippet' is VARCHAR[], batchloom"),
         ("alter table snippets alter created_at type timestamp", "is TIMESTAMP, batchloom writes TIMESTAMP WITH TIME"),
