@@ -1,5 +1,6 @@
 """Converts GGUF files, once, to checkpoint folders with configuration and tokenizer; weights stay in the file."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -19,6 +20,8 @@ from engine.model.loading.other_weights import refuse_missing, refuse_unread
 LOGGER = logging.getLogger("batchloom.engine")
 
 _CONVERTER_VERSION = 9
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _OF_MISTRAL = ("architectures", "model_type", "sliding_window")
 
@@ -126,13 +129,17 @@ def _made_once(file: Path, target: Path, write: Callable[[Path, Path], None]) ->
         raise ModelError(
             f"model {str(file)!r}: reading GGUF files needs `pip install '.[gguf]'` in batchloom's checkout: {error}"
         ) from error
-    except OSError as error:
-        if not (target / "config.json").is_file():  # else another process converted it meanwhile
-            raise ModelError(f"model {str(file)!r}: cannot be converted: {error}") from error
     except ModelError:
         raise
     except Exception as error:  # transformers raises errors of any kind for what it does not know
-        raise ModelError(f"model {str(file)!r}: cannot be used: {type(error).__name__}: {error}") from error
+        if isinstance(error, OSError) and (target / "config.json").is_file():
+            return target  # another process converted it meanwhile
+        why = f"cannot be used: {type(error).__name__}: {error}"
+        if full := [reason for reason in map(os.strerror, _DISK_FULL) if reason in str(error)]:
+            free = f"{shutil.disk_usage(target.parent).free:,} bytes free"
+            where = f"{target.parent}, which cannot be written: {full[0]}; {free}"
+            why = f"what is read from it is kept in {where}; name another folder in BATCHLOOM_CACHE"
+        raise ModelError(f"model {str(file)!r}: {why}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target

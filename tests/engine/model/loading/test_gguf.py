@@ -1,5 +1,7 @@
 """GGUF files as programs write them: configuration, tokenizer and weights in one file."""
 
+import re
+import resource
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -232,3 +234,20 @@ def test_a_part_of_a_model_is_refused(tmp_path: Path, smollm2_gguf: Path) -> Non
     write_mixture(tmp_path / "model-00001-of-00003.gguf", smollm2_gguf, num_parts=3)
     with pytest.raises(ModelError, match=r"003\.gguf': it is one of 3 parts of a model; join them with `llama-gguf-"):
         resolve_checkpoint(tmp_path / "model-00001-of-00003.gguf")
+
+
+def test_a_full_cache_folder_is_named(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that writes the tokenizer raises an error without a number."""
+    monkeypatch.setenv("BATCHLOOM_CACHE", str(tmp_path / "cache"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, limits[1]))  # larger than the table of tensors
+    try:
+        with pytest.raises(ModelError) as caught:
+            resolve_checkpoint(smollm2_gguf)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    kept = (
+        rf"{tmp_path}/cache, which cannot be written: File too large; [\d,]+ bytes free; name another folder in BATCH"
+    )
+    assert re.search(kept, str(caught.value))
+    assert not list((tmp_path / "cache").glob("*"))
