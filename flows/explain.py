@@ -91,7 +91,7 @@ def explain(
         hardware = hardware.corrected(find_speed_ratio(source, config))
     chosen = load_workloads(workloads, source, adapter, lock_timeout_seconds)
     with connect(database, read_only=True) as connection:
-        restrict_sql(connection, [runs_folder(database)], source.attach, queries=[each.requests_sql for each in chosen])
+        restrict_sql(connection, [runs_folder(database)], source.attach, [each.requests_sql for each in chosen])
         for workload in chosen:
             try:
                 check_requests(connection, workload, str(database))

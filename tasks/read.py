@@ -86,9 +86,7 @@ def read(source: Source, workload: Workload, folder: Path) -> ReadResult:
     states, database = Counter[str](), source.database
     with connect(database, read_only=True, memory_limit=MEMORY_LIMIT) as connection:
         set_option(connection, "disabled_optimizers", KEPT_AS_WRITTEN)
-        restrict_sql(
-            connection, [runs_folder(database)], source.attach, temp_directory=folder, queries=[workload.requests_sql]
-        )
+        restrict_sql(connection, [runs_folder(database)], source.attach, [workload.requests_sql], temp_directory=folder)
         check_requests(connection, workload, str(database))
         check_schema(connection, workload, str(database))
         try:

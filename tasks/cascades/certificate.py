@@ -37,7 +37,7 @@ def certify(
     first, second = model_digests
     choice = RowChoice(role="sample", model_digest=first, num_sampled=cascade.num_sampled)
     with connect(database) as connection:
-        restrict_sql(connection, [runs_folder(database)], attach, queries=[workload.requests_sql])
+        restrict_sql(connection, [runs_folder(database)], attach, [workload.requests_sql])
         choice.prepare(connection, workload)
         take_answers(connection, workload, second, "batchloom_second_answers")
         answers = {"answers": list(find_answer_columns(workload))}

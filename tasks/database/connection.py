@@ -135,10 +135,10 @@ def restrict_sql(
     connection: duckdb.DuckDBPyConnection,
     folders: Iterable[Path],
     attach: Mapping[str, str],
+    queries: Iterable[str] = (),
     *,
     paths: Iterable[str] = (),
     temp_directory: str | Path | None = None,
-    queries: Iterable[str] = (),
     lock_timeout_seconds: float = 30.0,
 ) -> None:
     """Restrict SQL to the database and the files named here: no other file, no network, no variable of Python; and to

@@ -71,7 +71,7 @@ def find_query_problems(
     queries = [workload.requests_sql for workload in workloads.values()]
     with connect(database, read_only=True) as connection:
         execute(connection, "attach/folder", name=PLANNED)
-        restrict_sql(connection, [], attach, queries=queries, lock_timeout_seconds=lock_timeout_seconds)
+        restrict_sql(connection, [], attach, queries, lock_timeout_seconds=lock_timeout_seconds)
         own, *others = execute(connection, "read/database_schemas").fetchall()
         # An unqualified name is not found in other schemas, unless a query names one of them.
         read = [own, *(other for other in others if other[1].lower() in " ".join(queries).lower())]
