@@ -23,12 +23,11 @@ parts as (
 judged as (
     select
         row_id,
-        case
-            when not $is_typed then row({part_columns})::struct({types})
-            else try(answer::json::struct({types}))
-        end as given,
+        try(
+            case when $is_typed then answer::json::struct({types}) else row({part_columns})::struct({types}) end
+        ) as given,
         coalesce(
-            error, case when given is null then 'the answer cannot be cast to the columns: ' || answer end
+            error, case when given is null then concat('the answer cannot be cast to the columns: ', answer) end
         ) as error,
         finish_reason,
         num_prompt_tokens,

@@ -73,5 +73,6 @@ def constrained_answer(completion: Completion, decode: Callable[[Sequence[int]],
     token_ids = [int(token) for token in completion.token_ids]
     if completion.finish_reason == "length":
         return {"error": f"the answer is not complete after max_new_tokens = {len(token_ids)} tokens"}
-    text, twice = decode(token_ids), decode(2 * token_ids)  # some decoders drop a space, but only the first one
+    said = token_ids[:-1] if completion.finish_reason == "eos" else token_ids  # not all end tokens are special
+    text, twice = decode(said), decode(2 * said)  # some decoders drop a space, but only the first one
     return {"answer": twice[len(text) :], "token_ids": token_ids}

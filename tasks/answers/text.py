@@ -118,7 +118,8 @@ class TextAnswer(PlainAnswer):
     def read(self, completion: Completion, decode: Callable[[Sequence[int]], str]) -> Mapping[str, Any]:
         if self.decoding.has_grammar:
             return constrained_answer(completion, decode)
-        token_ids = [int(token) for token in completion.token_ids]
-        text = decode(token_ids).rstrip("\ufffd" if completion.finish_reason == "length" else "")  # a cut character
+        token_ids, reason = [int(token) for token in completion.token_ids], completion.finish_reason
+        text = decode(token_ids[:-1] if reason == "eos" else token_ids)  # not all end tokens are special
+        text = text.rstrip("\ufffd" if reason == "length" else "")  # a cut character
         ends = [end for end in map(text.find, self.decoding.stop) if end >= 0]
         return {"answer": text[: min(ends, default=len(text))].strip(), "token_ids": token_ids}

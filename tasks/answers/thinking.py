@@ -89,7 +89,7 @@ class _Switched(AnswerKind):
         values = dict(super().read(completion, decode))
         if self.is_kept:
             thoughts = decode([int(token) for token in completion.thinking_token_ids]).strip()
-            values[THINKING_COLUMN] = thoughts
+            values[THINKING_COLUMN] = thoughts = thoughts.rstrip("\ufffd").rstrip()  # a character cut by the budget
             if self.is_typed and "answer" in values:
                 values["answer"] = f'{values["answer"][:-1]}, "{THINKING_COLUMN}": {json.dumps(thoughts)}}}'
         return values

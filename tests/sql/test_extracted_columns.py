@@ -82,6 +82,17 @@ def test_a_schema_gives_a_json_column(night: Any, path: Path) -> None:
     assert night.sql("select typeof(shape), shape->>'a' from latest_invoices limit 1") == [("JSON", "7")]
 
 
+def test_text_that_is_no_json_costs_its_row_alone(night: Any, path: Path) -> None:
+    (path.parent / "shape.json").write_text('{"type": "object"}')
+    path.write_text(WORKLOAD.replace("[prompt]", 'schema = "shape.json"\n[prompt]') + 'answer_column = "shape"\n')
+    answers = {"d1": '{"a": 7}', "d2": '{"a": 8}<|im_end|>'}
+    run = night.prepare(load_workload(path), lambda row: {"answer": answers[row["doc_id"]], "finish_reason": "eos"})
+    assert run.write().num_errors == 1
+    rows = night.sql("select doc_id, shape->>'a', status, error from latest_invoices order by doc_id")
+    error = 'the answer cannot be cast to the columns: {"a": 8}<|im_end|>'
+    assert rows == [("d1", "7", "ok", None), ("d2", None, "error", error)]
+
+
 def test_the_shipped_one(night: Any) -> None:
     answer = '{"kind": "type", "summary": "It is.", "keywords": ["a"], "has_code": false}'
     night.run(load_workload("facts"), lambda row: {"answer": answer, "finish_reason": "eos"})

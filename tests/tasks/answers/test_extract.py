@@ -210,9 +210,9 @@ def test_a_generated_text_may_have_a_pattern_or_a_schema(tmp_path: Path) -> None
         assert isinstance(workload.kind, TextAnswer)
         cut = Completion(request_id="0", finish_reason="length", token_ids=(1, 2))
         assert workload.kind.read(cut, str) == {"error": "the answer is not complete after max_new_tokens = 2 tokens"}
-        whole = Completion(request_id="0", finish_reason="eos", token_ids=(1, 2))
+        whole = Completion(request_id="0", finish_reason="eos", token_ids=(1, 2, 0))
         answer = workload.kind.read(whole, tokenizer.decode)
-        assert answer == {"answer": " now", "token_ids": [1, 2]}, "with the space that SentencePiece's decoders drop"
+        assert answer == {"answer": " now", "token_ids": [1, 2, 0]}, "with the space that SentencePiece's decoders drop"
     for lines, message in (
         ('pattern = "("', r"\[decoding\]: pattern cannot be used: .*unclosed group"),
         ('pattern = "[^\\\\x00-\\\\x{10FFFF}]"', "pattern cannot be used: the grammar allows no answer"),

@@ -121,6 +121,14 @@ def test_the_column_of_thoughts_is_not_another_one(load: Load, monkeypatch: pyte
         load("extract", 'thinking = "keep"\nmax_thinking_tokens = 20')
 
 
+def test_a_character_of_the_thoughts_that_is_cut_by_their_budget_is_left_out(load: Load) -> None:
+    """The line break before the mark that ends the thoughts is theirs."""
+    kind = load("generate", 'thinking = "keep"\nmax_thinking_tokens = 9').kind
+    completion = Completion(request_id="0", finish_reason="eos", token_ids=[1, 0], thinking_token_ids=[2])
+    values = kind.read(completion, lambda ids: {1: "so kind", 2: "the night \ufffd\n"}[ids[0]])
+    assert (values["answer"], values["thinking"]) == ("so kind", "the night")
+
+
 @given(text=st.text())
 def test_thoughts_of_any_text_are_cast_with_the_columns(text: str) -> None:
     from tasks.answers.thinking import ThinkingExtraction
@@ -128,8 +136,8 @@ def test_thoughts_of_any_text_are_cast_with_the_columns(text: str) -> None:
     kind = ThinkingExtraction(
         thinking="keep", max_thinking_tokens=9, columns={"kind": {"type": "VARCHAR"}}, output={"table": "answers"}
     )  # type: ignore[call-arg]
-    completion = Completion(request_id="0", finish_reason="eos", token_ids=[1], thinking_token_ids=[2])
+    completion = Completion(request_id="0", finish_reason="eos", token_ids=[1, 0], thinking_token_ids=[2])
     tokens = {1: '{"kind": "a}b"}', 2: f" {text}\n"}
     values = kind.read(completion, lambda ids: "".join(tokens[token_id] for token_id in ids))
     query = "select unnest(cast(cast($answer as json) as struct(kind varchar, thinking varchar)))"
-    assert duckdb.execute(query, {"answer": values["answer"]}).fetchall() == [("a}b", text.strip())]
+    assert duckdb.execute(query, {"answer": values["answer"]}).fetchall() == [("a}b", text.strip().rstrip("\ufffd").rstrip())]
