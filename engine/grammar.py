@@ -104,8 +104,8 @@ class Grammar:
 
     @classmethod
     def from_json_schema(cls, schema: Mapping[str, Any] | str, vocabulary: Vocabulary) -> "Grammar":
-        """JSON on one line that a JSON schema allows, properties in the schema's order. An unknown keyword is refused,
-        not ignored. Raises as `Grammar`."""
+        """JSON on one line that a JSON schema allows, properties in the schema's order. A keyword that is not
+        implemented is refused; a word that JSON Schema does not know is ignored. Raises as `Grammar`."""
         return cls(json_source(schema), vocabulary, is_json=True)
 
     @classmethod

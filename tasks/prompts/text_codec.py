@@ -228,14 +228,15 @@ def _is_control(token: Mapping[str, Any]) -> bool:
 
 
 def _rename_tokens(spec: dict[str, Any], names: Mapping[str, str], bos: str | None) -> Tokenizer:
-    """A serialized tokenizer with the tokens of `names` renamed; they keep their ids, and are found beside any text.
-    Where a normalizer prepends a blank to a token's name, too, it is found only at a text's start; so is `bos`."""
+    """A serialized tokenizer with the tokens of `names` renamed. They keep their ids, and are special: no grammar takes
+    them for text. They are found beside any text, but `bos` only at its start if a normalizer prepends blanks."""
     model, prepends = spec["model"], '"Prepend"' in json.dumps(spec["normalizer"])
     added = []
     for token in spec["added_tokens"]:
         if (content := token["content"]) in names:
             is_normalized = token["normalized"] and (content == bos or not prepends)
-            token = {**token, "content": names[content], "single_word": False, "normalized": is_normalized}
+            flags = {"special": True, "single_word": False, "normalized": is_normalized}
+            token = {**token, "content": names[content], **flags}
         added.append(token)
     if isinstance(model["vocab"], dict):
         vocab: Any = {names.get(piece, piece): token_id for piece, token_id in model["vocab"].items()}

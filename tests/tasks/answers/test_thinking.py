@@ -140,4 +140,5 @@ def test_thoughts_of_any_text_are_cast_with_the_columns(text: str) -> None:
     tokens = {1: '{"kind": "a}b"}', 2: f" {text}\n"}
     values = kind.read(completion, lambda ids: "".join(tokens[token_id] for token_id in ids))
     query = "select unnest(cast(cast($answer as json) as struct(kind varchar, thinking varchar)))"
-    assert duckdb.execute(query, {"answer": values["answer"]}).fetchall() == [("a}b", text.strip().rstrip("\ufffd").rstrip())]
+    thoughts = text.strip().rstrip("\ufffd").rstrip()
+    assert duckdb.execute(query, {"answer": values["answer"]}).fetchall() == [("a}b", thoughts)]
