@@ -13,7 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from engine.errors import WorkloadError
-from engine.model.loading.checkpoint import read_json
+from engine.model.loading.checkpoint import is_plain, read_json
 from engine.model.loading.config_sizes import find_size
 from tasks.prompts.prompt import SUFFIX, Encode, PromptEncoder, RequestForm, workload_format
 from tasks.prompts.row_orders import ROW_LAYOUT, encode_by_layout
@@ -75,7 +75,12 @@ def check_room(workload: Workload, max_model_len: int) -> None:
 
 def read_max_model_len(checkpoint: Path, setting: int | Literal["auto"]) -> int:
     """Longest prompt plus answer in tokens: the checkpoint's limit, or a lower setting; `ModelError` if it has none."""
-    limit = find_size(read_json(checkpoint / "config.json"), "max_position_embeddings")
+    config = read_json(checkpoint / "config.json")
+    limit = find_size(config, "max_position_embeddings")
+    if not is_plain(config):
+        from engine.model.longest_sequence import find_longest  # imported only when needed
+
+        limit = find_longest(config, limit)
     return limit if setting == "auto" else min(limit, setting)
 
 

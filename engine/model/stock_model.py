@@ -1,7 +1,7 @@
-"""Models that are not plain: loading, which are refused, how logits are finished, how long sequences may be."""
+"""Models that are not plain: loading, which are refused, how logits are finished."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from engine.errors import ModelError
 from engine.model.families.family import find_family
 from engine.model.loading.stock_weights import convert_weights, load_weights, read_config
+from engine.model.longest_sequence import longest_sequence
 from engine.model.model import Model
 
 LOGGER = logging.getLogger("batchloom.engine")
@@ -65,6 +66,13 @@ def adapt(model: Model, language_model: PreTrainedModel) -> None:
     `ModelError` if config.json has no max_position_embeddings."""
     config = language_model.config.get_text_config(decoder=True)
     model.max_positions, model.finish_logits = longest_sequence(config), find_logit_rule(config)
+    if model.max_positions < config.max_position_embeddings:
+        LOGGER.info(
+            "sequences end at %d tokens, where longrope changes its angles: a longer one would change the answers of "
+            "its whole batch; config.json says %d",
+            model.max_positions,
+            config.max_position_embeddings,
+        )
     set_experts(language_model, model.device)
     if family := find_family(language_model, model.device, model.kv_shape.dtype):
         model.read_layer, model.join_layers = family.read_weights, family.join_layers
@@ -95,27 +103,3 @@ def find_logit_rule(config: Any) -> Callable[[torch.Tensor], torch.Tensor] | Non
         return cap * torch.tanh(scaled / cap) if cap else scaled
 
     return finish
-
-
-def longest_sequence(config: Any) -> int:
-    """The longest sequence, in tokens, whose rotary angles do not depend on the rest of the batch.
-
-    Rotary embeddings of type longrope change all angles of a batch once one of its sequences is longer than the
-    original context. Sequences are therefore limited to that; those of other types to max_position_embeddings. Raises
-    `ModelError` if the text model's config lacks it.
-    """
-    longest = getattr(config, "max_position_embeddings", None)
-    if not isinstance(longest, int):
-        raise ModelError(f"architecture {config.model_type!r}: config.json names no max_position_embeddings")
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [kind for kind in rope.values() if isinstance(kind, Mapping)] or [rope]
-    longrope = [kind for kind in kinds if kind.get("rope_type") == "longrope"]
-    limit = min([longest, *(int(kind.get("original_max_position_embeddings", longest)) for kind in longrope)])
-    if limit < longest:
-        LOGGER.info(
-            "sequences end at %d tokens, where longrope changes its angles: a longer one would change the answers of "
-            "its whole batch; config.json says %d",
-            limit,
-            longest,
-        )
-    return limit

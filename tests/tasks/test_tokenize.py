@@ -1,5 +1,6 @@
 """From requests to tokens: the order of the rows, their limits and errors."""
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.errors import ModelError, WorkloadError
+from engine.model.layer_counts import text_config_of
+from engine.model.longest_sequence import longest_sequence
 from tasks.prompts.prompt import PromptEncoder, RequestForm, build_prompt_format
 from tasks.prompts.text_codec import TextCodec
 from tasks.storage.artifact import write_parquet
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.tokenize import read_max_model_len, tokenize_requests, write_tokens
 from tasks.workloads.workload import Prompt, load_workload
+from tests.engine.model.families import make_config
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +108,28 @@ def test_no_requests_are_no_tokens(codec: TextCodec, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("setting", "expected"), [("auto", 1024), (100, 100), (5000, 1024)])
 def test_the_model_length_is_the_lower_of_two(tiny_llama: Path, setting: Any, expected: int) -> None:
     assert read_max_model_len(tiny_llama, setting) == expected
+
+
+PHI3 = {  # as in the repository of Phi-3-mini-128k-instruct
+    "model_type": "phi3",
+    "hidden_size": 3072,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.05] * 48, "long_factor": [1.03] * 48},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [(make_config("phi4-mini").to_dict(), 4096), (PHI3, 4096), (PHI3 | {"rope_scaling": None}, 131072)],
+)
+def test_the_model_length_is_the_engine_s(config: dict[str, Any], expected: int, tmp_path: Path) -> None:
+    """With longrope, a sequence ends at the first length: a longer prompt is cut or an error before the engine."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text_config = text_config_of(config)
+    assert read_max_model_len(tmp_path, "auto") == longest_sequence(text_config) == expected
+    assert read_max_model_len(tmp_path, 100) == 100
 
 
 def test_a_model_without_a_length_is_refused(tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ from engine.errors import RequestError
 from engine.model import stock_attention
 from engine.model.families.family import find_family
 from engine.model.loading.checkpoint import is_plain
+from engine.model.longest_sequence import longest_sequence
 from engine.model.model import Model
 from engine.model.proof.probe import prove
 from engine.model.proof.tiny_model import make_tiny_model, shrink
 from engine.model.proof.tiny_run import NUM_NEW_TOKENS, find_difference, prompts
-from engine.model.stock_model import longest_sequence, refuse_known
+from engine.model.stock_model import refuse_known
 from tests.engine.model.families import FAMILIES, make_config
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
