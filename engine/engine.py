@@ -24,7 +24,7 @@ from engine.kv.broken_blocks import clear_broken_blocks
 from engine.limits import why_impossible
 from engine.model.adapters.adapter import Adapter
 from engine.model.compiling import compile_if_long
-from engine.model.loading.checkpoint import is_quantized, resolve_checkpoint
+from engine.model.loading.checkpoint import find_tokenizer_ends, is_quantized, resolve_checkpoint
 from engine.model.model import Model
 from engine.model.plain.plain_checkpoint import read_plain_config
 from engine.planning.group import PrefixGroup
@@ -139,6 +139,8 @@ class Engine(BatchCalls):
                 loaded = AdaptedModel.load_with(adapter, source, **how, keeps_base=keeps_base)
             else:
                 loaded = Model.load(source, **how)
+        if isinstance(source, Path):  # as in vLLM: config.json of some chat models has the base model's alone
+            loaded.eos_token_ids |= {end for end in find_tokenizer_ends(source) if end < loaded.vocab_size}
         return cls(loaded, config, source if isinstance(source, Path) else None)
 
     def use_adapter(self, adapter: Adapter | None) -> None:

@@ -15,6 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from engine.errors import WorkloadError
 from engine.model.loading.checkpoint import is_plain, read_json
 from engine.model.loading.config_sizes import find_size
+from engine.model.longest_sequence import find_longest
 from tasks.prompts.prompt import SUFFIX, Encode, PromptEncoder, RequestForm, workload_format
 from tasks.prompts.row_orders import ROW_LAYOUT, encode_by_layout
 from tasks.prompts.text_codec import TextCodec
@@ -76,11 +77,7 @@ def check_room(workload: Workload, max_model_len: int) -> None:
 def read_max_model_len(checkpoint: Path, setting: int | Literal["auto"]) -> int:
     """Longest prompt plus answer in tokens: the checkpoint's limit, or a lower setting; `ModelError` if it has none."""
     config = read_json(checkpoint / "config.json")
-    limit = find_size(config, "max_position_embeddings")
-    if not is_plain(config):
-        from engine.model.longest_sequence import find_longest  # imported only when needed
-
-        limit = find_longest(config, limit)
+    limit = find_size(config, "max_position_embeddings") if is_plain(config) else find_longest(config)
     return limit if setting == "auto" else min(limit, setting)
 
 

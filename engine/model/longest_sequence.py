@@ -5,13 +5,14 @@ from typing import Any
 
 from engine.errors import ModelError
 from engine.model.layer_counts import text_config_of
+from engine.model.loading.config_sizes import find_size
 
 
-def find_longest(config: Mapping[str, Any], longest: int) -> int:
-    """As `longest_sequence`, of a config.json whose text model has `longest` as max_position_embeddings. transformers,
-    which takes seconds to import, is asked only about longrope. Raises `ModelError` if it refuses the file."""
+def find_longest(config: Mapping[str, Any]) -> int:
+    """As `longest_sequence`, of a config.json. transformers, which takes seconds to import, is asked only for longrope,
+    or as in `find_size`. Raises `ModelError` where config.json cannot be used."""
     text_config = text_config_of(config) if "long_factor" in str(config) else None
-    return longest if text_config is None else longest_sequence(text_config)
+    return find_size(config, "max_position_embeddings") if text_config is None else longest_sequence(text_config)
 
 
 def longest_sequence(config: Any) -> int:

@@ -72,9 +72,7 @@ class TextOutput(Output):
     answer_column: Annotated[
         Name,
         must(str.strip, "must not be empty"),
-        must(
-            lambda name: name.lower() not in RESERVED_COLUMNS, "may not be {!r}, a column that batchloom writes itself"
-        ),
+        must(lambda own: own.lower() not in RESERVED_COLUMNS, "may not be {!r}, a column that batchloom writes itself"),
     ]
 
 

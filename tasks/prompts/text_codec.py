@@ -18,17 +18,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from engine.errors import ModelError, WorkloadError
 from engine.model.loading.checkpoint import TOKENIZER_FILES, cache_folder, read_json
 from engine.model.loading.config_sizes import find_size
+from tasks.prompts.text_cuts import TextCuts, find_cuts
 from tasks.storage.artifact import replace_file
-
-if TYPE_CHECKING:
-    from tasks.prompts.text_cuts import TextCuts
 
 
 class TextCodec:
@@ -58,10 +56,8 @@ class TextCodec:
                 raise ModelError(f"tokenizer: control token {content!r} has id {expected}, but {actual} when rebuilt")
 
     @cached_property
-    def cuts(self) -> "TextCuts | None":
+    def cuts(self) -> TextCuts | None:
         """Where a text can be cut without changing its ids; None if not known."""
-        from tasks.prompts.text_cuts import find_cuts  # imported only when needed
-
         return find_cuts(json.loads(self.tokenizer.to_str()), self._stand_ins)
 
     @classmethod
@@ -228,32 +224,24 @@ def _is_control(token: Mapping[str, Any]) -> bool:
 
 
 def _rename_tokens(spec: dict[str, Any], names: Mapping[str, str], bos: str | None) -> Tokenizer:
-    """A serialized tokenizer with the tokens of `names` renamed. They keep their ids, and are special: no grammar takes
-    them for text. They are found beside any text, but `bos` only at its start if a normalizer prepends blanks."""
+    """A serialized tokenizer, whose `spec` is changed, with the tokens of `names` renamed, and special: a grammar takes
+    others for text. They are found beside any text, but `bos` only at its start if a normalizer prepends blanks."""
     model, prepends = spec["model"], '"Prepend"' in json.dumps(spec["normalizer"])
-    added = []
     for token in spec["added_tokens"]:
         if (content := token["content"]) in names:
             is_normalized = token["normalized"] and (content == bos or not prepends)
-            flags = {"special": True, "single_word": False, "normalized": is_normalized}
-            token = {**token, "content": names[content], **flags}
-        added.append(token)
-    if isinstance(model["vocab"], dict):
-        vocab: Any = {names.get(piece, piece): token_id for piece, token_id in model["vocab"].items()}
-    else:  # Unigram: pairs of piece and score, the id is the position
-        vocab = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
-    changes = {"vocab": vocab}
+            token |= {"content": names[content], "special": True, "single_word": False, "normalized": is_normalized}
+    vocab, has_ids = model["vocab"], isinstance(model["vocab"], dict)  # else Unigram's scores: an id is the position
+    pairs = [(names.get(piece, piece), number) for piece, number in (vocab.items() if has_ids else vocab)]
+    model["vocab"] = dict(pairs) if has_ids else pairs
     if model.get("unk_token") in names:
-        changes["unk_token"] = names[model["unk_token"]]
+        model["unk_token"] = names[model["unk_token"]]
     if "merges" in model:
         prefix = model.get("continuing_subword_prefix") or ""
-        changes["merges"] = [
-            (left, right)
-            for left, right in model["merges"]
-            if not {left, right, left + right.removeprefix(prefix)} & names.keys()
+        model["merges"] = [
+            pair for pair in model["merges"] if not {*pair, pair[0] + pair[1].removeprefix(prefix)} & names.keys()
         ]
-    rebuilt = {**spec, "added_tokens": added, "model": {**model, **changes}, "truncation": None, "padding": None}
     try:
-        return Tokenizer.from_str(json.dumps(rebuilt))
+        return Tokenizer.from_str(json.dumps(spec | {"truncation": None, "padding": None}))
     except Exception as error:  # the Rust library raises plain Exception
         raise ModelError(f"tokenizer: cannot be rebuilt with renamed control tokens: {error}") from error

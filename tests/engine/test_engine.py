@@ -4,7 +4,9 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import json
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -205,6 +207,30 @@ def test_an_answer_ends_with_its_eos_token(tiny_llama: Path) -> None:
     ended = Engine.load(model, SETTINGS).generate([Request(request_id="a", token_ids=[9, 8, 7], max_new_tokens=9)])[0]
     assert ended.finish_reason == "eos"
     assert ended.token_ids == free.token_ids[: free.token_ids.index(free.token_ids[4]) + 1]
+
+
+@pytest.mark.parametrize("named", ["<|end|>", {"__type": "AddedToken", "content": "<|end|>"}])
+def test_an_answer_ends_at_the_tokenizer_s_end_token_too(tiny_llama: Path, tmp_path: Path, named: object) -> None:
+    """config.json of some fine-tunes names that of the base model alone."""
+    request = Request(request_id="a", token_ids=[9, 8, 7], max_new_tokens=9)
+    whole = Engine.load(tiny_llama, SETTINGS)
+    (free,), own = whole.generate([request]), whole.eos_token_ids
+    end = free.token_ids[4]
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    assert Engine.load(folder, SETTINGS).eos_token_ids == own == {2}, "which both name"
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": end, "content": "<|end|>"}]}))
+    for older in ({"added_tokens_decoder": {str(end): {"content": "<|end|>"}}}, {}):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": named} | older))
+        engine = Engine.load(folder, SETTINGS)
+        assert engine.eos_token_ids == own | {end}
+    (ended,) = engine.generate([request])
+    assert ended.finish_reason == "eos"
+    assert ended.token_ids == free.token_ids[: free.token_ids.index(end) + 1]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": 600, "content": "<|end|>"}]}))
+    assert Engine.load(folder, SETTINGS).eos_token_ids == own, "not a token that the model does not have"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+        assert Engine.load(folder, SETTINGS).eos_token_ids == own
 
 
 def test_a_refusal_names_the_request_before_any_work(engine: Engine) -> None:

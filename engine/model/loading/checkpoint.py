@@ -93,8 +93,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files with each weight once: model.safetensors, or those that the index names, or else all."""
     if (whole := folder / "model.safetensors").is_file():
         return [whole]
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    if (index := folder / "model.safetensors.index.json").is_file():
         if not isinstance(named := read_json(index).get("weight_map"), dict):
             raise ModelError(f"{index} must hold a weight_map with names of files, got {named!r}")
         return sorted({folder / str(name) for name in named.values()})
@@ -208,8 +207,7 @@ def is_plain(config: Mapping[str, Any]) -> bool:
 
 def read_end_tokens(folder: Path, name: str = "generation_config.json") -> int | list[int] | None:
     """`eos_token_id` of a JSON file, None where it says none; `ModelError` unless it holds token ids."""
-    file = folder / name
-    found = read_json(file).get("eos_token_id") if file.is_file() else None
+    found = read_json(file).get("eos_token_id") if (file := folder / name).is_file() else None
     if not all(type(token) is int for token in (found if isinstance(found, list) else [found]) if found is not None):
         raise ModelError(f"{file}: eos_token_id must be a token id or a list of them, got {found!r}")
     return found
@@ -221,3 +219,13 @@ def find_eos_token_ids(language_model: Any) -> frozenset[int]:
     places = (getattr(language_model, "generation_config", None), config, config.get_text_config(decoder=True))
     eos = next((eos for place in places if (eos := getattr(place, "eos_token_id", None)) is not None), None)
     return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def find_tokenizer_ends(folder: Path) -> frozenset[int]:
+    """The id of the end-of-sequence token that the tokenizer's files name; empty if they name none."""
+    settings = read_json(file) if (file := folder / "tokenizer_config.json").is_file() else {}
+    name = end.get("content") if isinstance(end := settings.get("eos_token"), dict) else end
+    added = settings.get("added_tokens_decoder", {})
+    if not added and (file := folder / "tokenizer.json").is_file():  # which takes longer to read
+        added = {token["id"]: token for token in read_json(file).get("added_tokens", ())}
+    return frozenset(int(token_id) for token_id, token in added.items() if token["content"] == name)
