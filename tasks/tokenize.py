@@ -58,7 +58,7 @@ def write_tokens(
         columns, encode = [*columns, ROW_LAYOUT], encode_by_layout(workload, codec)
     if workload.kind.is_pooled:
         num_answer_tokens = 0
-        max_model_len, encode = limit_prompts(encode, workload.kind, codec, Path(checkpoint), max_model_len)
+        max_model_len, encode = limit_prompts(encode, workload.kind, prompt, codec, Path(checkpoint), max_model_len)
     suffixes = [codec.trust(suffix) for suffix in workload.kind.suffixes]
     if prompt.cut:
         encode = cut_prompts(encode, prompt.cut, suffixes, max_model_len - num_answer_tokens)

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from engine.encoding.families import find_longest_text, is_encoder
 from engine.pooling.sentence_files import read_sentence_files
 from tasks.answers.kind import AnswerKind, PooledKind
-from tasks.prompts.prompt import SUFFIX, Encode, Tokens
+from tasks.prompts.prompt import SUFFIX, Encode, Tokens, workload_format
 from tasks.prompts.prompt_pieces import special_tokens
 from tasks.prompts.text_codec import TextCodec
+from tasks.workloads.workload import Prompt
 
 LOGGER = logging.getLogger("batchloom")
 
@@ -57,13 +58,14 @@ def cut_prompts(encode: Encode, column: str, suffixes: Sequence[str], limit: int
 
 
 def limit_prompts(
-    encode: Encode, kind: AnswerKind, codec: TextCodec, checkpoint: Path, max_model_len: int
+    encode: Encode, kind: AnswerKind, prompt: Prompt, codec: TextCodec, checkpoint: Path, max_model_len: int
 ) -> tuple[int, Encode]:
     """The least limit of a checkpoint's config.json and its tokenizer. For embeddings, a limit of its
     sentence-transformers files takes the place of the tokenizer's.
 
     Args:
         kind: of the answers; its `too_long` decides between cutting and errors.
+        prompt: of the workload. The chat template around a text, and the text behind its last column, stay.
         max_model_len: most tokens, by config.json or a setting.
     Returns:
         most tokens of a prompt, special ones included, and `encode` with longer prompts cut; `encode` itself if they
@@ -83,16 +85,18 @@ def limit_prompts(
         return limit, encode
     between = kind.pair_separator
     separator = np.array(codec.encode([codec.trust(between)], add_special_tokens=False)[0] if between else [])
-    num_before, num_after = map(len, special_tokens(codec))
-    return limit, lambda rows: (_cut(prompt, limit, num_before, num_after, separator, side) for prompt in encode(rows))
+    form = workload_format(prompt, kind.thinking, codec)
+    chat = codec.encode([form.head, form.ending()[0]], add_special_tokens=False)
+    num_before, num_after = map(len, special_tokens(codec) if form.is_plain else chat)
+    return limit, lambda rows: (_cut(tokens, limit, num_before, num_after, separator, side) for tokens in encode(rows))
 
 
 def _cut(
     prompt: Tokens, limit: int, num_before: int, num_after: int, separator: npt.NDArray[np.int64], side: str
 ) -> Tokens:
     """The prompt with its text, or the two texts of a pair, cut to `limit` tokens at their end, or at their beginning
-    if the side is "left"; the special tokens around the prompt, `num_before` and `num_after`, and the separator between
-    the texts (empty if there is one text) stay."""
+    if the side is "left"; the tokens around the texts, `num_before` and `num_after`, and the separator between them
+    (empty if there is one text) stay, even if they are too many."""
     if len(prompt) <= limit:
         return prompt
     middle = end = len(prompt) - num_after

@@ -1,6 +1,7 @@
 """Texts and pairs that are too long are cut as transformers' tokenizers cut them, whatever the tokenizer is."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from tasks.workloads.workload import Prompt
 from tests.conftest import TOKENIZER_TEXT
 
 LIMIT = 16
+PLAIN = Prompt(template="{a}", chat=False)
 TEXTS = [(TOKENIZER_TEXT[i][: 9 * i + 5], TOKENIZER_TEXT[-i - 1][: 70 - 9 * i]) for i in range(6)] + [("night", "He")]
 
 
@@ -61,7 +63,7 @@ def test_a_limit_for_embeddings_takes_the_place_of_the_tokenizer_s(own: int | No
     save_word_piece(tmp_path)
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": own}))
     codec = TextCodec.load(tmp_path)
-    assert limit_prompts(iter, Embedding(output={"table": "t"}), codec, tmp_path, 99)[0] == limit
+    assert limit_prompts(iter, Embedding(output={"table": "t"}), PLAIN, codec, tmp_path, 99)[0] == limit
 
 
 @pytest.mark.parametrize("make", [save_word_piece, save_unigram])
@@ -78,8 +80,9 @@ def test_prompts_are_those_of_the_tokenizer(make: object, is_pair: bool, side: s
     TextCodec.load(tmp_path)  # which keeps a copy, to be read again
     TextCodec._load_once.cache_clear()
     codec = TextCodec.load(tmp_path)
-    encoder = PromptEncoder(build_prompt_format(Prompt(template=template, chat=False), codec), codec)
-    limit, encode = limit_prompts(encoder.encode, kind, codec, tmp_path, 10_000)
+    prompt = Prompt(template=template, chat=False)
+    encoder = PromptEncoder(build_prompt_format(prompt, codec), codec)
+    limit, encode = limit_prompts(encoder.encode, kind, prompt, codec, tmp_path, 10_000)
     assert limit == LIMIT
     found = [prompt.tolist() for prompt in encode([{"a": a, "b": b} for a, b in TEXTS])]
     stock = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -87,6 +90,31 @@ def test_prompts_are_those_of_the_tokenizer(make: object, is_pair: bool, side: s
     expected = stock(*pairs[: 1 + is_pair], truncation=True)["input_ids"]
     assert found == expected
     assert {len(prompt) for prompt in found} > {LIMIT}, "some are cut, some are not"
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_chat_template_and_the_text_behind_the_last_column_stay(
+    side: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """The last token is pooled: it must be the same in all rows."""
+    shutil.copytree(tiny_llama, tmp_path, dirs_exist_ok=True)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": side}))
+    codec, kind = TextCodec.load(tmp_path), Embedding(output={"table": "t"})
+    prompt = Prompt(template="{a}\nIn a word:", chat=True)
+    encode = PromptEncoder(build_prompt_format(prompt, codec), codec).encode
+    _, encode_cut = limit_prompts(encode, kind, prompt, codec, tmp_path, 60)
+    words = [f"{number} watchmen" for number in range(40)]
+    short, long = encode_cut([{"a": words[0]}, {"a": " ".join(words)}])
+    assert short.tolist() == next(iter(encode([{"a": words[0]}]))).tolist()
+    assert len(long) == 60
+    text = codec.tokenizer.decode(long.tolist(), skip_special_tokens=False)
+    head, tail = "<|im_start|>user\n", "\nIn a word:<|im_end|>\n<|im_start|>assistant\n"
+    assert text.startswith(head + words[0]) if side == "right" else words[-1] + tail in text
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    few = limit_prompts(encode, kind, prompt, codec, tmp_path, 5)[1]([{"a": words[0]}])
+    assert len(next(iter(few))) > 5, "an error row"
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 60))
@@ -104,7 +132,7 @@ def test_the_longer_text_is_cut(num_first: int, num_second: int, limit: int) -> 
 def test_longer_texts_as_errors(tmp_path: Path) -> None:
     save_word_piece(tmp_path)
     kind = HeadScore(labels="checkpoint", too_long="error", output={"table": "t"})
-    assert limit_prompts(iter, kind, TextCodec.load(tmp_path), tmp_path, 9) == (9, iter)
+    assert limit_prompts(iter, kind, PLAIN, TextCodec.load(tmp_path), tmp_path, 9) == (9, iter)
 
 
 def test_a_tokenizer_without_pairs_is_refused(tmp_path: Path) -> None:
@@ -121,7 +149,7 @@ def test_a_tokenizer_without_pairs_is_refused(tmp_path: Path) -> None:
 def test_short_prompts_stay(tmp_path: Path) -> None:
     save_unigram(tmp_path)
     kind = HeadScore(labels="checkpoint", output={"table": "t"})
-    _, encode = limit_prompts(iter, kind, TextCodec.load(tmp_path), tmp_path, 10_000)
+    _, encode = limit_prompts(iter, kind, PLAIN, TextCodec.load(tmp_path), tmp_path, 10_000)
     prompt = np.arange(LIMIT, dtype=np.int32)
     (found,) = encode([prompt])
     assert found is prompt
