@@ -75,9 +75,8 @@ def explain_night(
             models[name] = _Model.find(plan, name, device, full)
     waves = plan_waves([step for step in plan.steps if step.name not in unknown])
     bound = {name: models[wave.model].bind(plan.workloads[name]) for wave in waves for name in wave.steps}
-    if problems := find_query_problems(
-        plan.database, plan.steps, {**plan.workloads, **bound}, plan.attach, lock_timeout_seconds
-    ):
+    workloads = {**plan.workloads, **bound}
+    if problems := find_query_problems(plan.database, plan.steps, workloads, plan.attach, lock_timeout_seconds):
         raise DatabaseError("; ".join(problems))
     batches = [
         batch for wave in waves for batch in models[wave.model].explain(plan, [bound[name] for name in wave.steps])

@@ -32,10 +32,6 @@ of rows, not by the length of texts, and would hold all texts in memory; without
 computes the smallest and the largest id, and fails if one is not UTF-8, which must only be an error of its row."""
 
 
-HIDDEN = "hidden"
-"""The count of rows that have the key of another row and another content, beside the counts of states."""
-
-
 @dataclass(frozen=True, slots=True)
 class ReadResult:
     """What was read: ``requests.parquet``, the number of its rows, the number of rows that an earlier run answered and
@@ -100,7 +96,7 @@ def read(source: Source, workload: Workload, folder: Path) -> ReadResult:
             requests = write_parquet(path, requests_schema(workload), _number_rows(ordered, workload, texts))
         except (duckdb.DataError, duckdb.ProgrammingError) as error:  # a value that the query cannot compute with
             raise DatabaseError(f"{database}: in the query of workload {workload.name!r}: {explain(error)}") from error
-    num_done, num_hidden = states.pop("done", 0), states.pop(HIDDEN, 0)
+    num_done, num_hidden = states.pop("done", 0), states.pop("hidden", 0)
     return ReadResult(requests, requests.num_rows, num_done, states, num_hidden)
 
 
@@ -155,13 +151,13 @@ def _take_open(rows: pa.RecordBatchReader, schema: pa.Schema, states: Counter[st
 
 
 def _count_hidden(rows: Iterable[pa.RecordBatch], num_keys: int, states: Counter[str]) -> Iterator[pa.RecordBatch]:
-    """Sorted rows as they are; `states` counts those that have the key of the row before and another content."""
+    """Sorted rows as they are; `states` counts as "hidden" those with the key of the row before and another content."""
     last: list[pa.RecordBatch] = []
     for batch in rows:
         own = batch.select([*batch.schema.names[:num_keys], "content_key"])
         both = pa.concat_batches([*last, own])
         *has_same_key, has_same_content = (pc.equal(column[1:], column[:-1]) for column in both.columns)
-        states[HIDDEN] += pc.sum(pc.and_not(reduce(pc.and_, has_same_key), has_same_content)).as_py() or 0
+        states["hidden"] += pc.sum(pc.and_not(reduce(pc.and_, has_same_key), has_same_content)).as_py() or 0
         last = [both[-1:]]
         yield batch
 

@@ -67,6 +67,10 @@ def hold_database(database: str | Path, *, is_written: bool = True) -> Iterator[
         except BlockingIOError as error:
             holder = file.read().strip() or "unknown"
             raise DatabaseError(f"another run works on {database} (process id {holder}); one at a time") from error
+        except OSError as error:
+            raise ArtifactError(
+                f"{path} cannot be locked: {error.strerror}; runs need a file system that can"
+            ) from error
         with writing(path):
             file.truncate(0)
             os.write(file.fileno(), f"{os.getpid()}\n".encode())

@@ -20,7 +20,7 @@ LOCK = "scratch-folder-lock"
 def scratch_folder(name: str, place: Path | None = None) -> Iterator[Path]:
     """A folder ``batchloom-<name>-...`` in `place`, or the folder for temporary files, during the block, readable by
     its owner alone (0700). Those of killed processes are deleted first. Raises `ArtifactError` if DuckDB reads its path
-    as a pattern."""
+    as a pattern, or files there cannot be locked."""
     place = place or Path(tempfile.gettempdir())
     try:
         check_path(place)
@@ -29,7 +29,12 @@ def scratch_folder(name: str, place: Path | None = None) -> Iterator[Path]:
     _sweep(place)
     unlocked = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{name}-", dir=place))
     lock = os.open(unlocked / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        os.close(lock)
+        shutil.rmtree(unlocked, ignore_errors=True)
+        raise ArtifactError(f"{place} cannot hold a lock: {error.strerror}; name another folder in TMPDIR") from error
     folder = unlocked.rename(unlocked.with_name(unlocked.name[1:]))
     try:
         yield folder

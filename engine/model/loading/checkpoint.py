@@ -108,7 +108,8 @@ def weight_shapes(folder: Path) -> dict[str, list[int]]:
             with file.open("rb"), safe_open(file, framework="np") as tensors:  # whose own error says that it is gone
                 shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            what = f"{file.name} is damaged or cut at {file.exists() and file.stat().st_size:,} bytes"
+            cut = f" is damaged or cut at {file.exists() and file.stat().st_size:,} bytes"
+            what = file.name + ("" if isinstance(error, PermissionError) else cut)
             raise ModelError(f"model {str(folder)!r}: the weights cannot be read: {what}: {error}") from error
     return shapes
 
@@ -183,8 +184,8 @@ def _tensor_starts(file: int) -> list[int]:
 
 def cache_folder() -> Path:
     """For compiled kernels, converted checkpoints and proofs: $BATCHLOOM_CACHE, else a folder in the user's cache."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "batchloom"
-    return Path(os.environ.get("BATCHLOOM_CACHE", default))
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "batchloom")
+    return Path(os.environ.get("BATCHLOOM_CACHE") or default).expanduser()
 
 
 PLAIN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")

@@ -1,5 +1,7 @@
 """What a run leaves on disk: private, whole, and enough to write its answers after it was killed."""
 
+import errno
+import fcntl
 import json
 import os
 import stat
@@ -224,6 +226,17 @@ def test_a_full_disk_is_named_where_the_lock_cannot_be_written(database: Path) -
     message = r"lock cannot be written: File too large; [\d,]+ bytes free in "
     database.touch()
     with files_of_at_most(0), pytest.raises(ArtifactError, match=message), hold_database(database):
+        pytest.fail("held without a lock")
+
+
+def test_a_file_system_without_locks_is_named(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    database.touch()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    message = r"\.runs/lock cannot be locked: Operation not supported; runs need a file system that can"
+    with pytest.raises(ArtifactError, match=message), hold_database(database):
         pytest.fail("held without a lock")
 
 

@@ -1,5 +1,7 @@
 """Folders for temporary files: gone with their block, and with a killed process at the next start."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -24,6 +26,19 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
+
+
+def test_a_file_system_without_locks_is_named_and_left_clean(
+    temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    message = "cannot hold a lock: Operation not supported; name another folder in TMPDIR"
+    with pytest.raises(ArtifactError, match=message), scratch_folder("explain"):
+        pytest.fail("held without a lock")
+    assert not list(temporary_folder.iterdir())
 
 
 def test_a_folder_is_private_and_goes_with_its_block(temporary_folder: Path) -> None:

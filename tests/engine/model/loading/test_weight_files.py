@@ -15,7 +15,8 @@ from engine import Engine, EngineConfig
 from engine.encoding.encoder_engine import EncoderEngine
 from engine.errors import ModelError
 from engine.limits import check_weights
-from engine.model.loading.checkpoint import resolve_checkpoint
+from engine.model.loading import checkpoint
+from engine.model.loading.checkpoint import cache_folder, resolve_checkpoint
 from engine.model.loading.stock_weights import has_output_layer
 from tests.tiny_encoders import save_encoder
 
@@ -280,6 +281,28 @@ def test_a_link_to_a_file_that_is_gone_is_named(tiny_llama: Path, tmp_path: Path
     (folder / "model.safetensors").mkdir()
     with pytest.raises(ModelError, match=r"model\.safetensors is damaged or cut at .*Is a directory"):
         check_weights(SETTINGS, folder)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object, **how: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoint, "safe_open", refuse)
+    with pytest.raises(ModelError, match=r"the weights cannot be read: model\.safetensors: .*Permission denied"):
+        check_weights(SETTINGS, tiny_llama)
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A variable that is empty counts as unset, by the rules of XDG."""
+    for name in ("BATCHLOOM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache/batchloom"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg/batchloom"
+    monkeypatch.setenv("BATCHLOOM_CACHE", str(tmp_path / "own"))
+    monkeypatch.setattr(Path, "home", lambda: pytest.fail("a user without a home folder"))
+    assert cache_folder() == tmp_path / "own"
 
 
 def test_a_missing_file_of_several_is_named(tiny_llama: Path, tmp_path: Path) -> None:
