@@ -1,5 +1,6 @@
--- purpose: each expected value of a column, as the answer's type and whether it lost nothing by that, with the answer. In mode decide, a row whose status is
---          error has the answers of its other questions, and a row may not have been asked each question yet
+-- purpose: each expected value of a column, as the answer's type and whether it lost nothing by that, with the answer.
+--          In mode decide, a row whose status is error has the answers of its other questions, and a row may not have
+--          been asked each question yet
 -- grain:   one row per expected row
 -- inputs:  batchloom_expected_rows, batchloom_answers, macro probability_of_answer
 -- identifiers: {expected}, {answer}, {probability} (batchloom_no_probability if the workload gives none)
