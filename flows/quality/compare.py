@@ -93,7 +93,6 @@ def compare(
         config = replace(engine.to_config(), keep_prefixes_bytes=0)  # nothing is written
         if machines.runner == "local":
             check_device(config.device)  # before a model is fetched
-        first, second = (use_kept(database, load_workload(name)) for name in workloads)
         with ExitStack() as at_end:
             nights: list[Night] = []
             others = [(new_model or model, replace(config, dtype=new_dtype or config.dtype))]
@@ -103,6 +102,7 @@ def compare(
                 workers = Workers(machines, make_room=nights[0].workers.close if nights else None)
                 at_end.enter_context(closing(workers))
                 nights.append(Night(source=source, engine=its_config, failures=failures, workers=workers))
+            first, second = (use_kept(database, load_workload(name)) for name in workloads)
             found = compare_workloads(nights, first, second, sample, gold)
     LOGGER.info("%s", render_comparison(found))
     description = f"{' against '.join(found.names)}: {len(found.changed):,} of {len(found.rows):,} changed"

@@ -32,7 +32,6 @@ PREFIX_LEN = tl.constexpr(int(TileField.PREFIX_LEN))
 PREFIX_ENTRY = tl.constexpr(int(TileField.PREFIX_ENTRY))  # OWN_ENTRY is the next field
 PART = tl.constexpr(int(TileField.PART))
 POSITION_AT = tl.constexpr(int(TileField.POSITION_AT))
-IS_LISTED = tl.constexpr(int(TileField.IS_LISTED))
 TILE_WIDTH = tl.constexpr(int(TileField.WIDTH))
 FIRST_PART = tl.constexpr(int(RowField.FIRST_PART))
 NUM_PARTS = tl.constexpr(int(RowField.NUM_PARTS))
@@ -55,10 +54,7 @@ def packed_rows(tile, row_ids, GROUP_SIZE: tl.constexpr, M: tl.constexpr, IS_TWI
     # M need not be a multiple of GROUP_SIZE: the work list gives a tile at most M // GROUP_SIZE tokens.
     num_tokens = tl.load(tile + NUM_TOKENS, volatile=IS_TWICE)
     first_row_id = tl.load(tile + FIRST_ROW_ID, volatile=IS_TWICE)
-    index = first_row_id + tl.minimum(token, num_tokens - 1)
-    # Tiles of consecutive rows do not wait for row ids.
-    num_listed = M * tl.load(tile + IS_LISTED, volatile=IS_TWICE)
-    row = tl.load(row_ids + index, mask=token < num_listed, other=index)
+    row = tl.load(row_ids + first_row_id + tl.minimum(token, num_tokens - 1))
     return row, packed % GROUP_SIZE, token < num_tokens
 
 

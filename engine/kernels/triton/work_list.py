@@ -36,7 +36,6 @@ class TileField(IntEnum):
     OWN_ENTRY = 7
     PART = 8  # index of this part of its rows' attention; -1: it is all of it
     POSITION_AT = 9  # the RowField of the position to use; the next field is the first position seen
-    IS_LISTED = 10  # whether its rows must be read from row_ids; an own tile's are FIRST_ROW_ID and those after it
     WIDTH = 12  # number of columns: a multiple of 16 bytes
 
 
@@ -123,7 +122,6 @@ def build_work_list(
     packed_tiles = _tiles(packs.jobs, packs.jobs.kv_begin, packs.jobs.kv_end, packs.part)
     packed_tiles[:, TileField.POSITION_AT] = RowField.PACKED_POSITION
     prefix_tiles = _tiles(prefixes.take(prefix.job), prefix.begin, prefix.end, prefix.index)
-    prefix_tiles[:, TileField.IS_LISTED] = packed_tiles[:, TileField.IS_LISTED] = 1
     own_tiles = _tiles(owns.take(own.job[alone]), own.begin[alone], own.end[alone], own_part[alone])
     tiles = np.concatenate([own_tiles, prefix_tiles, packed_tiles])
     cost_us = np.concatenate([own.cost_us[alone], prefix.cost_us, packs.jobs.cost_us])
