@@ -67,8 +67,8 @@ def show_night_forecast(night: NightForecast, console: Console) -> None:
     if any(batch.load_seconds is None for batch in night.batches):
         line += " beside the time in which models are loaded"
     if night.seconds_allowed is not None:
-        fits = "before" if night.seconds <= night.seconds_allowed else "after"
-        line += f", and would end {fits} its deadline, {show_duration(night.seconds_allowed)} after it begins"
+        fits = "fits before" if night.seconds <= night.seconds_allowed else "does not fit before"
+        line += f", which {fits} its deadline, {show_duration(night.seconds_allowed)} after it begins"
     console.print(f"{line}.")
     for name, reason in night.unknown.items():
         console.print(f"- {name} is not simulated: {reason}.")

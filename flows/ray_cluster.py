@@ -158,7 +158,7 @@ def worker_options(engine: EngineConfig) -> Mapping[str, Any]:
     if has_gpus and engine.disaggregation == "processes":
         raise ConfigError(
             "disaggregation 'processes' computes prompts on a second GPU, and a Ray cluster gives each worker one: set "
-            "it to none or virtual, or runner to local"
+            "it to none, or runner to local"
         )
     # Ray would wait forever for a worker with more cores than any host has.
     most_cores = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=1)

@@ -1,1 +1,1 @@
-"""How good answers are: samples, comparisons of two prompts, evaluation with gold rows, calibration."""
+"""How good answers are: samples, comparisons of two prompts or models, evaluation with gold rows, calibration."""

@@ -1,4 +1,4 @@
-"""A comparison of two prompts as text for a terminal or for an artifact of its flow run."""
+"""A comparison of two prompts, or two models, as text for a terminal or for an artifact of its flow run."""
 
 from collections.abc import Sequence
 

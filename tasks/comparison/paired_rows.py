@@ -56,4 +56,4 @@ def check_comparable(first: Workload, second: Workload) -> None:
             f"their keys are {list(first.key)} and {list(second.key)}"
         )
     if first.adapter != second.adapter:
-        raise WorkloadError(f"{first.name!r} and {second.name!r} have different adapters; one batch has one of them")
+        raise WorkloadError(f"{first.name!r} and {second.name!r} have different adapters, which compare does not take")

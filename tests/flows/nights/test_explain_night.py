@@ -129,7 +129,7 @@ def test_the_command_takes_a_night_file(nights: Any, write_night: Any, capsys: p
     assert batchloom(["explain", file]) == 0
     page = capsys.readouterr().out
     assert "urgent + " in page
-    assert "would end after its deadline" in page
+    assert "which does not fit before its deadline" in page
     assert "- urgent2 is not simulated: its rows depend on urgent, angry." in page
     assert batchloom(["explain", file, "--workers", "2"]) == 2
     assert "--workers does not go with a night file" in capsys.readouterr().err
