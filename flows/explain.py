@@ -5,41 +5,30 @@ DuckDB tables --read--> requests --tokenize (cached)--> tokens --plan_prefix (ca
 
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from prefect import flow
 from pydantic import Field
 
-from engine.config import EngineConfig
-from engine.device.placement import check_device
 from engine.encoding.families import is_encoder
-from engine.errors import ArtifactError, DatabaseError, ModelError
+from engine.errors import DatabaseError, ModelError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.command.run_flow import prepare_console, run_flow
 from flows.explain_page import publish_forecast
-from flows.foresight import read_and_plan
+from flows.foresight import OF_ENCODERS, choose_team, explain_workload, open_database
 from flows.settings import Attachments, EngineSettings, PlanSettings, find_attachments
 from flows.workload_run import find_source, load_workloads
 from tasks.database.connection import connect, restrict_sql
 from tasks.database.schema import check_requests
-from tasks.explain import explain as explain_plan
 from tasks.forecast.forecast import Forecast
-from tasks.forecast.hardware import Hardware, check_hardware, choose_hardware
+from tasks.forecast.hardware import choose_hardware
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.layouts.settle import settle_layouts
-from tasks.recover import prune_cache
-from tasks.runs.run import Run, make_runs_folder
-from tasks.runs.source import Source
 from tasks.storage.artifact import runs_folder
 from tasks.storage.scratch_folder import scratch_folder
-from tasks.workers.engine_team import EngineTeam, lay_out_workers
-from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
-
-OF_ENCODERS = "whose nights have neither prefixes nor KV to explain"
 
 prepare_console()
 
@@ -105,46 +94,6 @@ def explain(
             forecasts.append(explain_workload(source, settled, team, hardware, folder)[0])
         publish_forecast(forecasts[-1])
     return forecasts
-
-
-def open_database(database: Path, lock_timeout_seconds: float) -> None:
-    """Make the folder in which the database's tokens and plans are kept. Raises `DatabaseError` for a wrong path or a
-    locked file, `ArtifactError` if the folder cannot be made."""
-    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
-        pass  # a wrong path fails here, before a folder is made next to it
-    try:
-        make_runs_folder(database)
-    except ArtifactError as error:
-        raise ArtifactError(f"{error}; tokens and plans are kept there, so copy the database elsewhere") from error
-    prune_cache(database)
-
-
-def choose_team(
-    config: EngineConfig, workers: int | Literal["auto"], device: str
-) -> tuple[EngineTeam, EngineConfig, str | None]:
-    """The engines whose run is predicted, the settings with which this machine plans it, and the name of their device
-    if it is not here. Raises `ConfigError` for a device that there is not. See `explain`."""
-    if device.lower() in ("cpu", "cuda"):
-        config = replace(config, device=device.lower())
-    elsewhere = device if device.lower() not in ("auto", "cpu", "cuda") else None
-    check_hardware(elsewhere or config.device.partition(":")[0])
-    if elsewhere is None:
-        check_device(config.device)
-        return lay_out_workers(workers, config), config, None
-    team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=config)
-    return team, replace(config, dtype="auto"), elsewhere  # this machine need not have that device's number formats
-
-
-def explain_workload(
-    source: Source, workload: Workload, team: EngineTeam, hardware: Hardware, folder: Path
-) -> tuple[Forecast, Run]:
-    """Read, tokenize and plan one workload, then simulate it. Returns the forecast, and the run with its artifacts,
-    which are in `folder`. See `tasks.explain.explain`."""
-    run = Run.begin(source, workload, {}, folder)
-    found, plan = read_and_plan(source, workload, run, team.num_engines)
-    if plan is not None:
-        LOGGER.info("%s: simulating", workload.name)
-    return explain_plan(source, workload, found, plan, run, team, hardware), run
 
 
 if __name__ == "__main__":

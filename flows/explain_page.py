@@ -16,18 +16,16 @@ ARTIFACT_COLUMNS = 120
 
 def print_forecasts(found: Sequence[Forecast] | NightForecast, *, is_json: bool) -> None:
     """Print forecasts, or that of a night file, on standard output, as JSON or as tables."""
+    night = found if isinstance(found, NightForecast) else None
+    forecasts = found.forecasts if isinstance(found, NightForecast) else found
     if is_json:
-        plain = asdict(found) if isinstance(found, NightForecast) else [asdict(forecast) for forecast in found]
-        print(json.dumps(plain, indent=1), flush=True)
+        print(json.dumps(asdict(night) if night else [asdict(each) for each in forecasts], indent=1), flush=True)
         return
     console = make_console()
-    forecasts = (
-        [each for batch in found.batches for each in batch.workloads] if isinstance(found, NightForecast) else found
-    )
     for forecast in forecasts:
         show_forecast(forecast, console)
-    if isinstance(found, NightForecast):
-        show_night_forecast(found, console)
+    if night is not None:
+        show_night_forecast(night, console)
 
 
 def show_forecast(forecast: Forecast, console: Console) -> None:

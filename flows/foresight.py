@@ -2,24 +2,38 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
+from engine.config import EngineConfig
+from engine.device.placement import check_device
+from engine.errors import ArtifactError
 from flows.workers import Night
 from flows.workload_run import begin_run, plan_rows, read_rows, tokenize_rows
+from tasks.database.connection import connect
+from tasks.explain import explain as explain_plan
+from tasks.forecast.forecast import Forecast
+from tasks.forecast.hardware import Hardware, check_hardware
 from tasks.forecast.load_time import find_speed_ratio
 from tasks.forecast.prediction import predict_run
 from tasks.forecast.sampled import AnsweredSample, SampledForecast, forecast_whole
 from tasks.layouts.settle import settle_layouts
 from tasks.nights.allotment import Portion, list_portions
 from tasks.read import ReadResult, read_answer_length
+from tasks.recover import prune_cache
 from tasks.runs.infer_job import JobMember
-from tasks.runs.run import Run
+from tasks.runs.run import Run, make_runs_folder
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.scratch_folder import scratch_folder
+from tasks.workers.engine_team import EngineTeam, lay_out_workers
 from tasks.workloads.workload import Workload
 
 LOGGER = logging.getLogger("batchloom")
+
+OF_ENCODERS = "whose nights have neither prefixes nor KV to explain"
 
 
 def read_and_plan(
@@ -35,6 +49,18 @@ def read_and_plan(
     if not found.num_selected:
         return found, None
     return found, plan_rows(source, workload, run, tokenize_rows(source, workload, run, found.requests), num_engines)
+
+
+def explain_workload(
+    source: Source, workload: Workload, team: EngineTeam, hardware: Hardware, folder: Path
+) -> tuple[Forecast, Run]:
+    """Read, tokenize and plan one workload, then simulate it. Returns the forecast, and the run with its artifacts,
+    which are in `folder`. See `tasks.explain.explain`."""
+    run = Run.begin(source, workload, {}, folder)
+    found, plan = read_and_plan(source, workload, run, team.num_engines)
+    if plan is not None:
+        LOGGER.info("%s: simulating", workload.name)
+    return explain_plan(source, workload, found, plan, run, team, hardware), run
 
 
 def forecast_rows(
@@ -70,3 +96,31 @@ def foresee(night: Night, workload: Workload) -> list[Portion]:
         ratio = find_speed_ratio(source, night.engine)
         found = predict_run(job, summary, team, None, ratio)
         return list_portions(workload.name, summary, found["elapsed_seconds"])
+
+
+def open_database(database: Path, lock_timeout_seconds: float) -> None:
+    """Make the folder in which the database's tokens and plans are kept. Raises `DatabaseError` for a wrong path or a
+    locked file, `ArtifactError` if the folder cannot be made."""
+    with connect(database, read_only=True, lock_timeout_seconds=lock_timeout_seconds):
+        pass  # a wrong path fails here, before a folder is made next to it
+    try:
+        make_runs_folder(database)
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}; tokens and plans are kept there, so copy the database elsewhere") from error
+    prune_cache(database)
+
+
+def choose_team(
+    config: EngineConfig, workers: int | Literal["auto"], device: str
+) -> tuple[EngineTeam, EngineConfig, str | None]:
+    """The engines whose run is predicted, the settings with which this machine plans it, and the name of their device
+    if it is not here. Raises `ConfigError` for a device that there is not. See `flows.explain`."""
+    if device.lower() in ("cpu", "cuda"):
+        config = replace(config, device=device.lower())
+    elsewhere = device if device.lower() not in ("auto", "cpu", "cuda") else None
+    check_hardware(elsewhere or config.device.partition(":")[0])
+    if elsewhere is None:
+        check_device(config.device)
+        return lay_out_workers(workers, config), config, None
+    team = EngineTeam(num_engines=1 if workers == "auto" else workers, engine=config)
+    return team, replace(config, dtype="auto"), elsewhere  # this machine need not have that device's number formats

@@ -33,7 +33,7 @@ MODULES = {
 
 OF_NIGHT_FILES = {
     "nightly": ("flows.nights.night", "night"),
-    "explain": ("flows.explain_night", "explain_night"),
+    "explain": ("flows.nights.explain_night", "explain_night"),
 }
 """By command, the module and the flow for a night file, which is its first argument."""
 

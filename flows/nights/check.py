@@ -87,17 +87,27 @@ def check_model(
     problems, bound = [], {}
     for step, unbound in workloads.items():
         try:
-            workload = unbound.bind(checkpoint)
-            check_prompt(workload, checkpoint)
-            if workload.kind.thinking:
-                check_thinking(workload, checkpoint)
-            check_labels([workload], checkpoint)
-            check_room(workload, max_model_len)
-            bound[step] = workload
+            bound[step] = check_workload(unbound, checkpoint, max_model_len)
         except BatchloomError as error:
             reason = str(error).removeprefix(f"workload {unbound.name!r}: ")
             problems.append(f"workload {unbound.name!r} with model {model}: {reason}")
     return problems, bound
+
+
+def check_workload(unbound: Workload, checkpoint: Path, max_model_len: int) -> Workload:
+    """The workload as the model answers it. Raises the error of one that it cannot answer.
+
+    Args:
+        unbound: the workload.
+        checkpoint, max_model_len: the model's folder, and its longest prompt plus answer in tokens.
+    """
+    workload = unbound.bind(checkpoint)
+    check_prompt(workload, checkpoint)
+    if workload.kind.thinking:
+        check_thinking(workload, checkpoint)
+    check_labels([workload], checkpoint)
+    check_room(workload, max_model_len)
+    return workload
 
 
 def _has_weights(checkpoint: Path) -> bool:

@@ -42,3 +42,8 @@ class NightForecast:
     unknown: Mapping[str, str]
     seconds: float
     seconds_allowed: float | None
+
+    @property
+    def forecasts(self) -> list[Forecast]:
+        """Of all workloads, each as if it ran alone."""
+        return [forecast for batch in self.batches for forecast in batch.workloads]

@@ -4,7 +4,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,6 +21,7 @@ from prefect.utilities.engine import capture_sigterm
 from engine.errors import DatabaseError
 from tasks.database.connection import connect, fill_identifiers, quote_identifier, transaction
 from tasks.database.opening import open_in_memory
+from tests.sql.notes import held_open
 
 
 @pytest.fixture
@@ -34,19 +34,8 @@ def database(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def holder(database: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the file open until its standard input ends."""
-    program = f"import duckdb; c = duckdb.connect({str(database)!r}); print('open', flush=True); input()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "open\n"
-    yield child
-    child.communicate()
+    with held_open(database) as child:
+        yield child
 
 
 @pytest.mark.parametrize("read_only", [True, False])

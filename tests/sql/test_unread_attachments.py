@@ -1,7 +1,6 @@
 """What a night attaches is opened only for queries that read it; one that another process writes to is waited for."""
 
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,18 +11,8 @@ import pytest
 from engine.errors import DatabaseError
 from tasks.nights.check_steps import check_in_turn
 from tasks.workloads.workload import Workload, load_workload
+from tests.sql.notes import WORKLOAD, held_open
 
-WORKLOAD = """
-name = "notes"
-mode = "generate"
-requests_sql = "select.sql"
-key = ["note_id"]
-[prompt]
-template = "Sum up: {text}"
-[output]
-table = "note_sums"
-answer_column = "sum"
-"""
 OF_OTHER = "select note_id, text from "
 
 
@@ -56,19 +45,8 @@ def other(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def holder(other: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the file open for writing until its standard input ends."""
-    program = f"import duckdb; c = duckdb.connect({str(other)!r}); print('open', flush=True); input()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "open\n"
-    yield child
-    child.communicate()
+    with held_open(other) as child:
+        yield child
 
 
 def test_a_locked_file_keeps_only_those_waiting_that_read_it(

@@ -13,18 +13,7 @@ from tasks.database.connection import connect, restrict_sql
 from tasks.read import read
 from tasks.workloads.workload import Workload, load_workload
 from tests.sources import make_source
-
-WORKLOAD = """
-name = "notes"
-mode = "generate"
-requests_sql = "select.sql"
-key = ["note_id"]
-[prompt]
-template = "Sum up: {text}"
-[output]
-table = "note_sums"
-answer_column = "sum"
-"""
+from tests.sql.notes import WORKLOAD
 
 
 def make_folder(night: Any) -> Path:

@@ -8,21 +8,14 @@ import pytest
 
 from engine.errors import ConfigError, DatabaseError
 from flows.cli import batchloom
-from flows.explain_night import explain_night
+from flows.nights.explain_night import explain_night
 from flows.nights.night import night
+from tests.flows.nights.night_text import night_text
 from tests.tiny_encoders import save_encoder, save_modules
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
-NIGHT = """
-database = "team.duckdb"
-budget = "{budget}"
-[models.small]
-path = "{model}"
-dtype = "float32"
-kv_memory = "8MiB"
-block_size = 1
-max_num_batched_tokens = 128
+STEPS = """
 [[workload]]
 file = "urgent.toml"
 [[workload]]
@@ -55,7 +48,8 @@ def write_night(nights: Any, tiny_llama: Path) -> Any:
             source = "latest_urgent join documents using (doc_id)" if name == "urgent2" else "documents"
             (folder / f"{name}.sql").write_text(f"select doc_id, body from {source}")
         file = Path(folder / "night.toml")
-        file.write_text(NIGHT.format(model=tiny_llama, budget=budget) + more)
+        models = night_text({"small": tiny_llama}, block_size=1, max_num_batched_tokens=128)
+        file.write_text(f'budget = "{budget}"\n{models}{STEPS}{more}')
         return file
 
     return write

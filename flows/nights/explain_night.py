@@ -16,8 +16,9 @@ from engine.encoding.families import is_encoder
 from engine.errors import DatabaseError
 from engine.model.loading.checkpoint import resolve_checkpoint
 from flows.command.run_flow import prepare_console
-from flows.explain import OF_ENCODERS, choose_team, explain_workload, open_database
 from flows.explain_page import publish_forecast, publish_night_forecast
+from flows.foresight import OF_ENCODERS, choose_team, explain_workload, open_database
+from flows.nights.check import check_workload
 from flows.nights.night_file import NightPlan, load_night
 from flows.nights.together import list_members, plan_together
 from flows.workload_run import find_source
@@ -28,18 +29,15 @@ from tasks.forecast.load_time import find_speed_ratio, forecast_load
 from tasks.forecast.night_forecast import BatchForecast, NightForecast
 from tasks.forecast.prediction import predict_run
 from tasks.layouts.settle import settle_layouts
-from tasks.nights.check_steps import check_labels, find_query_problems
+from tasks.nights.check_steps import find_query_problems
 from tasks.nights.deadline import find_deadline
 from tasks.nights.graph import list_batches, plan_waves
-from tasks.prompts.known_tokens import check_prompt
-from tasks.prompts.thinking import check_thinking
 from tasks.runs.infer_job import FailurePolicy, InferJob
 from tasks.runs.run import Run
 from tasks.runs.source import Source
 from tasks.storage.artifact import ArtifactRef
 from tasks.storage.plan_file import read_plan_summary
 from tasks.storage.scratch_folder import scratch_folder
-from tasks.tokenize import check_room
 from tasks.workers.engine_team import EngineTeam
 from tasks.workloads.workload import Workload
 
@@ -69,12 +67,17 @@ def explain_night(
     unknown = {step.name: f"its rows depend on {', '.join(step.after)}" for step in plan.steps if step.after}
     models: dict[str, _Model] = {}
     for name in dict.fromkeys(step.model for step in plan.steps if not step.after):
-        if is_encoder(resolve_checkpoint(plan.models[name][0])):
+        checkpoint = resolve_checkpoint(plan.models[name][0])
+        if is_encoder(checkpoint):
             unknown |= {step.name: f"{name} is an encoder, {OF_ENCODERS}" for step in plan.steps if step.model == name}
         else:
-            models[name] = _Model.find(plan, name, device, full)
+            models[name] = _Model.find(plan, name, checkpoint, device, full)
     waves = plan_waves([step for step in plan.steps if step.name not in unknown])
-    bound = {name: models[wave.model].bind(plan.workloads[name]) for wave in waves for name in wave.steps}
+    bound: dict[str, Workload] = {}
+    for wave in waves:
+        source = models[wave.model].source
+        for name in wave.steps:
+            bound[name] = check_workload(plan.workloads[name], source.checkpoint, source.max_model_len)
     workloads = {**plan.workloads, **bound}
     if problems := find_query_problems(plan.database, plan.steps, workloads, plan.attach, lock_timeout_seconds):
         raise DatabaseError("; ".join(problems))
@@ -103,28 +106,17 @@ class _Model:
     load_seconds: float | None
 
     @classmethod
-    def find(cls, plan: NightPlan, name: str, device: str, full: bool) -> "_Model":
-        """A model of the night file. See `explain_night`."""
+    def find(cls, plan: NightPlan, name: str, checkpoint: Path, device: str, full: bool) -> "_Model":
+        """A model of the night file, whose files are in `checkpoint`. See `explain_night`."""
         path, settings = plan.models[name]
         team, config, elsewhere = choose_team(settings.to_config(), plan.tables.machines.workers, device)
-        hardware = choose_hardware(resolve_checkpoint(path), team, elsewhere)
+        hardware = choose_hardware(checkpoint, team, elsewhere)
         hardware.kv_bytes(team.engine)  # a budget that does not fit fails here, before rows are read
         source, load_seconds = find_source(plan.database, path, config, plan.tables.planning, full, plan.attach), None
         if elsewhere is None:
             hardware = hardware.corrected(find_speed_ratio(source, config))
             load_seconds = forecast_load(source, config)
         return cls(name=name, source=source, team=team, hardware=hardware, load_seconds=load_seconds)
-
-    def bind(self, workload: Workload) -> Workload:
-        """The workload as this model answers it. Raises the error of one that it cannot answer."""
-        checkpoint = self.source.checkpoint
-        bound = workload.bind(checkpoint)
-        check_prompt(bound, checkpoint)
-        check_room(bound, self.source.max_model_len)
-        if bound.kind.thinking:
-            check_thinking(bound, checkpoint)
-        check_labels([bound], checkpoint)
-        return bound
 
     def explain(self, plan: NightPlan, workloads: Sequence[Workload]) -> Iterator[BatchForecast]:
         """Explain a wave of workloads, batch after batch."""
